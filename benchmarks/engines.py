@@ -17,12 +17,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from outdo.config.recipe import Piece
 from outdo.distributed.worker_pool import WorkerPool
+from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.engines.separate import SeparateEngine
 from outdo.testing import tiny_model
 from outdo.trainer.engines import open_engine
 from outdo.types import Request
@@ -51,7 +51,7 @@ def main() -> None:
             for way, engine in ways.items():
                 engine.update_weights(policy)
                 seconds[way].append(timed(engine, requests(number)))
-                if isinstance(engine, SeparateEngine):
+                if isinstance(engine, RemoteEngine):
                     deliveries[way].append(engine.metrics())
         for engine in ways.values():
             engine.close()

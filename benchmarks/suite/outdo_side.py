@@ -26,6 +26,7 @@ from benchmarks.suite.work import (
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.worker_pool import WorkerPool
+from outdo.extras.vllm.engine import vllm
 from outdo.loop import in_turn, train
 from outdo.models.adapter import attach
 from outdo.models.bundle import Models
@@ -40,7 +41,6 @@ from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.engines.vllm.engine import vllm
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.trainer.hardware import SMALL_MODEL

@@ -8,7 +8,7 @@ import pytest
 from run_cases import Command, Replicas, outdo_, write_home
 
 from outdo.config.file import load
-from outdo.distributed.ray_cluster import connected
+from outdo.extras.ray.cluster import connected
 from outdo.trainer.cluster_check import Report, look, network_hints, placed_rewards, problems
 from outdo.utils.errors import EngineError, UserError
 from outdo.utils.world import Alone

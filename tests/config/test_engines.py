@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outdo.config.engines import engine_mistakes, environment_mistakes, reward_place_mistakes
+from outdo.config.engines import engine_mistakes, machine_mistakes, reward_place_mistakes
 from outdo.config.file import dump, load
 from outdo.config.paths import with_absolute_paths, with_file_names
 from outdo.config.recipe import Piece
@@ -84,13 +84,13 @@ def test_settings_that_do_not_work_with_an_engine_are_refused(engine: str, overr
 
 
 def test_an_interpreter_that_is_missing_or_has_no_vllm_is_one_sentence(tmp_path: Path):
-    (missing,) = environment_mistakes(vllm(python=str(tmp_path / "python")))
+    (missing,) = machine_mistakes(vllm(python=str(tmp_path / "python")))
     assert missing.startswith(f"engine.python: {tmp_path}/python: no such file; `make vllm` creates")
-    (without,) = environment_mistakes(vllm(python=sys.executable))
+    (without,) = machine_mistakes(vllm(python=sys.executable))
     assert without == (
         f"engine.python: {sys.executable}: this Python has no vllm; `make vllm` creates an environment that has"
     )
-    assert environment_mistakes(Piece(name="builtin")) == []
+    assert machine_mistakes(Piece(name="builtin")) == []
 
 
 def test_options_are_compared_with_the_source_of_the_vllm_that_will_run(tmp_path: Path):
@@ -103,8 +103,8 @@ def test_options_are_compared_with_the_source_of_the_vllm_that_will_run(tmp_path
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "{package}/__init__.py"\n')
     python.chmod(0o755)
-    assert environment_mistakes(vllm(python=str(python), tensor_parallel_size=2, timeout=5.0)) == []
-    (mistake,) = environment_mistakes(vllm(python=str(python), tensor_paralel_size=2))
+    assert machine_mistakes(vllm(python=str(python), tensor_parallel_size=2, timeout=5.0)) == []
+    (mistake,) = machine_mistakes(vllm(python=str(python), tensor_paralel_size=2))
     assert mistake.startswith(
         "engine.tensor_paralel_size: unknown option; did you mean tensor_parallel_size? vllm takes "
     )
@@ -121,8 +121,8 @@ def test_the_path_of_the_interpreter_becomes_absolute_and_keeps_its_links(tmp_pa
 def test_a_folder_of_weights_has_to_be_there(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shared").mkdir()
-    assert environment_mistakes(vllm(url="http://h", folder="shared")) == []
-    (mistake,) = environment_mistakes(vllm(url="http://h", folder="sharde"))
+    assert machine_mistakes(vllm(url="http://h", folder="shared")) == []
+    (mistake,) = machine_mistakes(vllm(url="http://h", folder="sharde"))
     assert mistake == "engine.folder: sharde is no folder of this machine that can be written to"
     recipe = with_absolute_paths(load(None, [*NEEDED, 'engine={name = "vllm", url = "http://h", folder = "shared"}']))
     assert recipe.engine.options["folder"] == str(tmp_path / "shared")
@@ -130,10 +130,10 @@ def test_a_folder_of_weights_has_to_be_there(tmp_path: Path, monkeypatch):
 
 
 def test_ray_that_is_not_installed_is_one_sentence(monkeypatch):
-    monkeypatch.setattr("outdo.config.engines.find_spec", lambda name: None)
-    (mistake,) = environment_mistakes(builtin(processes=1, place="ray"))
+    monkeypatch.setattr("outdo.extras.ray.check.find_spec", lambda name: None)
+    (mistake,) = machine_mistakes(builtin(processes=1, place="ray"))
     assert mistake == 'engine.place: Ray is not installed: pip install "outdo[ray]"'
-    assert environment_mistakes(builtin(processes=1)) == []
+    assert machine_mistakes(builtin(processes=1)) == []
     recipe = load(None, [*NEEDED, "rewards=['exact', {name='math', place='ray'}]"])
     (mistake,) = reward_place_mistakes(recipe)
     assert mistake == 'rewards.math.place: Ray is not installed: pip install "outdo[ray]"'

@@ -7,11 +7,11 @@ from engine_cases import fresh, tokens
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts
+from outdo.extras.staleness.asynchronous import AsynchronousRollouts
 from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards import load_reward
-from outdo.rollouts.ahead import AheadSampler
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
@@ -109,7 +109,7 @@ def test_a_run_that_sampled_ahead_goes_on_in_turn_and_back():
     def prompts() -> Prompts:
         return Prompts(QUESTIONS, per_step=2)
 
-    first = AheadSampler(scripted(source := prompts()), source, fresh(), lag=2, last=9)
+    first = AsynchronousRollouts(scripted(source := prompts()), source, fresh(), lag=2, last=9)
     next(iter(first))
     first.wait()
     first.stop()
@@ -118,7 +118,7 @@ def test_a_run_that_sampled_ahead_goes_on_in_turn_and_back():
     turned.load_state(first.state(after=1))
     step, sampled = next(iter(turned))
     assert (step, asked(sampled)) == (2, [each.id for each in IN_ORDER[2:4]])
-    back = AheadSampler(scripted(source := prompts()), source, fresh(), lag=2, last=9)
+    back = AsynchronousRollouts(scripted(source := prompts()), source, fresh(), lag=2, last=9)
     back.load_state(turned.state(after=2))
     step, sampled = next(iter(back))
     back.stop()

@@ -17,7 +17,7 @@ from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import end_episodes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.kept import KeptEpisodes
+from outdo.rollouts.engines.builtin.episode_cache import EpisodeCache
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.episode import Reply
@@ -60,7 +60,7 @@ def without_keeping(engine: BuiltinEngine, **options: Any) -> BuiltinEngine:
     """An engine of the same policy that reads every turn from the beginning."""
     assert engine.policy is not None
     other = BuiltinEngine(engine.policy, choice=engine.choice, **options)
-    other.kept = KeptEpisodes(most=0)
+    other.kept = EpisodeCache(most=0)
     return other
 
 
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_read_again_and_memory_stays_bounded() -> None:
     expected = play(environment, engine, "abcd")
     assert engine.most_kept == 8
     limit, engine.most_bytes = engine.most_bytes // 2, 0
-    engine.kept = KeptEpisodes(most=limit)
+    engine.kept = EpisodeCache(most=limit)
     bounded = play(environment, engine, "abcd")
     assert 0.7 * limit < engine.most_bytes <= limit
     assert sampled(bounded) == sampled(expected)
@@ -214,14 +214,14 @@ def test_memory_that_runs_out_takes_what_is_kept_before_it_takes_rows(monkeypatc
     answers = engine.generate(batch, SAMPLING)
     batch = [next_turn(*each, written=5) for each in zip(batch, answers, strict=True)]
     failed = iter([True])
-    take = KeptEpisodes.take
+    take = EpisodeCache.take
 
-    def scarce(kept: KeptEpisodes, request: Request) -> Any:
+    def scarce(kept: EpisodeCache, request: Request) -> Any:
         if next(failed, False):
             raise MemoryError
         return take(kept, request)
 
-    monkeypatch.setattr(KeptEpisodes, "take", scarce)
+    monkeypatch.setattr(EpisodeCache, "take", scarce)
     assert engine.generate(batch, SAMPLING) == without_keeping(engine).generate(batch, SAMPLING)
     assert engine.rows == 256
 

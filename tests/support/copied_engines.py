@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import torch
 
+from outdo.extras.remote_engines.proof import FLOAT32, Proof
+from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import has_adapter
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.proof import FLOAT32, Proof
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.engines.separate import SeparateEngine
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineLostError
 
 Prompts = set[tuple[int, ...]]
 
 
-def separate(engine: "CopyingEngine") -> SeparateEngine:
+def separate(engine: "CopyingEngine") -> RemoteEngine:
     """The engine as a run opens it, with the bound for float32."""
-    return SeparateEngine(engine, Proof(FLOAT32))
+    return RemoteEngine(engine, Proof(FLOAT32))
 
 
 class CopyingEngine:

@@ -22,12 +22,12 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.launch import RENDEZVOUS
 from outdo.distributed.replicas import Replicas, join
 from outdo.distributed.sharding import DividingReplicas
+from outdo.extras.replicas.engine import ReplicatedEngine
 from outdo.models.bundle import Models
 from outdo.models.critic import own_head, own_model
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, ReplicaPool
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.build import Run
 from outdo.types import Batch, Group, Prompt

@@ -15,16 +15,16 @@ from safetensors.torch import load_file
 from outdo.config.recipe import Piece
 from outdo.distributed.replicas import Replicas
 from outdo.distributed.sharding import DividingReplicas
+from outdo.extras.remote_engines.on_first import EngineOnFirst, OnFirst
+from outdo.extras.remote_engines.proof import FLOAT32, Proof
+from outdo.extras.remote_engines.remote import RemoteEngine
+from outdo.extras.vllm.weights import merged_weights, write_weights
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.base import PolicySnapshot, PolicyView, metrics_of, notes_of
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.on_first import EngineOnFirst, OnFirst
-from outdo.rollouts.engines.proof import FLOAT32, Proof
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.engines.separate import SeparateEngine
-from outdo.rollouts.engines.vllm.weights import merged_weights, write_weights
-from outdo.trainer.engines import engine_metrics, engine_notes, open_engine
+from outdo.trainer.engines import open_engine
 from outdo.types import Completion
 from outdo.utils.errors import DeliveryError, EngineLostError, WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part
@@ -37,7 +37,7 @@ def processes_of_the_first(replicas: Replicas) -> None:
     """The first replica has the engine, all get its answers, and one that is killed answers again from new weights."""
     alone, policy = fresh(), divided(fresh(), replicas)
     engine = open_engine(ONE, policy, seed=3, world=replicas)
-    assert isinstance(engine, SeparateEngine)
+    assert isinstance(engine, RemoteEngine)
     assert engine.generate(requests(siblings=2), SAMPLING) == expected(alone)
     updated(alone)
     updated(policy)
@@ -51,10 +51,10 @@ def processes_of_the_first(replicas: Replicas) -> None:
     assert engine.decode([40, 41]) == BuiltinEngine(alone).decode([40, 41])
     engine.health()
     assert all(is_sharded(weight) for weight in policy.model.parameters())
-    metrics = replicas.together(lambda: engine_metrics(engine))
+    metrics = replicas.together(lambda: metrics_of(engine))
     assert [each["engine/restarts"] for each in metrics] == [1, 1]
     assert [each["engine/delivery_bytes"] for each in metrics] == [4 * alone.model.num_parameters()] * 2
-    assert any("processes on cpu" in note for note in engine_notes(engine))
+    assert any("processes on cpu" in note for note in notes_of(engine))
     engine.close()
 
 
@@ -157,10 +157,10 @@ def whole_folders(replicas: Replicas) -> None:
     assert replicas.together(lambda: replicas.rank) == [0, 1]
 
 
-def engine_with(fault: str, policy: Policy, replicas: Replicas, losses: int = 0) -> SeparateEngine:
+def engine_with(fault: str, policy: Policy, replicas: Replicas, losses: int = 0) -> RemoteEngine:
     """An engine with a fault, as a run opens one beside replicas."""
     shared_engine = EngineOnFirst(partial(CopyingEngine, fault=fault, losses=losses), policy, replicas)
-    return SeparateEngine(shared_engine, Proof(FLOAT32), quiet=not replicas.first)
+    return RemoteEngine(shared_engine, Proof(FLOAT32), quiet=not replicas.first)
 
 
 def divided_adapter(replicas: Replicas, updates: int = 1) -> Policy:

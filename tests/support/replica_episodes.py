@@ -14,6 +14,10 @@ from replica_cases import divided, shared
 from outdo.algorithms.advantages.turns import turn_to_go
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.replicas import Replicas
+from outdo.extras.remote_engines.on_first import EngineOnFirst
+from outdo.extras.remote_engines.proof import FLOAT32, Proof
+from outdo.extras.remote_engines.remote import RemoteEngine
+from outdo.extras.replicas.engine import ReplicatedEngine
 from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
@@ -21,11 +25,7 @@ from outdo.models.policy import Policy
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.replicated import ReplicatedEngine
-from outdo.rollouts.engines.on_first import EngineOnFirst
-from outdo.rollouts.engines.proof import FLOAT32, Proof
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.engines.separate import SeparateEngine
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.conversation import TOKENS_READ
 from outdo.rollouts.environments.dialogue import Dialogue
@@ -169,7 +169,7 @@ def games_of_the_first(replicas: Replicas) -> None:
     expected = played(BuiltinEngine(alone), game(alone))
     policy = shared(talking(), replicas)
     shared_engine = EngineOnFirst(CopyingEngine, policy, replicas)
-    engine = SeparateEngine(shared_engine, Proof(FLOAT32), quiet=not replicas.first)
+    engine = RemoteEngine(shared_engine, Proof(FLOAT32), quiet=not replicas.first)
     engine.update_weights(policy)
     GAMES.clear()
     assert played(engine, game(policy)) == expected

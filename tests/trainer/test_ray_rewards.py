@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from run_cases import alive, command_line, family, wait_until
 
-from outdo.distributed import ray_cluster
-from outdo.distributed.ray_cluster import connected
+from outdo.extras.ray import cluster
+from outdo.extras.ray.cluster import connected
 from outdo.rewards import RewardInput, Status, WeightedSum, load_reward
 from outdo.rewards.types import DEADLINE, RewardOutput
 from outdo.trainer.ray_rewards import RayReward, RewardActor
@@ -66,7 +66,7 @@ def placed(folder: Path) -> Iterator[RayReward]:
 
 @pytest.fixture(autouse=True)
 def often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "POLL", 0.05)
+    monkeypatch.setattr(cluster, "POLL", 0.05)
 
 
 def spec(folder: Path, function: str = "score") -> dict[str, str]:
@@ -146,7 +146,7 @@ def test_an_actor_that_is_killed_in_a_call_is_replaced_and_the_call_repeated(pla
 def test_an_actor_that_is_stopped_is_replaced(placed: RayReward, monkeypatch, capfd):
     placed(inputs("4"))
     started = [*actors(), *workers()]
-    monkeypatch.setattr(ray_cluster, "SILENCE", 2.0)
+    monkeypatch.setattr(cluster, "SILENCE", 2.0)
     os.kill(started[0], signal.SIGSTOP)
     assert [each.value for each in placed(inputs("4", "5"))] == [1, 0]
     said = "actor 1 of the reward score gave no sign of life for 2 s"
@@ -156,7 +156,7 @@ def test_an_actor_that_is_stopped_is_replaced(placed: RayReward, monkeypatch, ca
 
 def test_a_stopped_actor_does_not_hold_up_a_step_whose_time_is_over(placed: RayReward, monkeypatch):
     monkeypatch.setattr("outdo.trainer.ray_rewards.GRACE", 0.2)
-    monkeypatch.setattr(ray_cluster, "SILENCE", 600.0)
+    monkeypatch.setattr(cluster, "SILENCE", 600.0)
     placed(inputs("4"))
     started = [*actors(), *workers()]
     os.kill(started[0], signal.SIGSTOP)
@@ -165,7 +165,7 @@ def test_a_stopped_actor_does_not_hold_up_a_step_whose_time_is_over(placed: RayR
         late = placed(inputs("4", "5"))
     finally:
         DEADLINE.reset(token)
-    assert time.monotonic() - begun < ray_cluster.SILENCE  # then it would have been lost anyway
+    assert time.monotonic() - begun < cluster.SILENCE  # then it would have been lost anyway
     assert [(each.status, each.reason) for each in late] == [
         (Status.timed_out, "the time for the rewards of this step was used up")
     ] * 2
@@ -211,7 +211,7 @@ def test_all_roles_are_placed_together_and_ray_ends_with_the_last_one(placed: Ra
     assert [each.value for each in together[0](inputs("", "abc"))] == [0, 3]
     assert together[0].name == "all_at_once"
     assert together[0].source == "mine"
-    monkeypatch.setattr(ray_cluster, "ROOM", 0.5)
+    monkeypatch.setattr(cluster, "ROOM", 0.5)
     large = [connected.join("the engine", [{"CPU": 5000}] * 2), connected.join("the judge", [{"CPU": 1}])]
     with pytest.raises(EngineError, match=r"no room for the .* and the .*: free are [\d.]+ CPU") as error:
         connected.start(large[0], RewardActor)

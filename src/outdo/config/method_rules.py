@@ -34,6 +34,7 @@ from outdo.config.unknown_settings import listed_hint
 from outdo.rewards.loading import IN_WORKERS, runs_in_worker
 from outdo.rewards.options import reward_mistakes
 from outdo.utils.errors import UserError
+from outdo.utils.extras import missing_extra
 from outdo.utils.imports import Signature, signature_of
 from outdo.utils.options import ANYTHING, no_such_name, option_mistakes
 
@@ -169,8 +170,12 @@ def check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
     if name not in known and ":" not in name:
         yield no_such_name(key, name, list(known), own="file.py:name")
         return
+    spec = known.get(name, name)
+    if mistake := missing_extra(spec, key):
+        yield mistake
+        return
     try:
-        signature_of(known.get(name, name))
+        signature_of(spec)
     except UserError as error:
         yield from (f"{key}: {mistake}" for mistake in error.problems)
 

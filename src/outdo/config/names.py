@@ -5,6 +5,7 @@ There is no registration: a name is a line in one of these tables, and a user's 
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from outdo.rewards.loading import BUILTIN
 from outdo.utils.reward_names import REWARD_MODEL
@@ -251,11 +252,34 @@ BY_ROW = "by_row"
 BUILTIN_ENGINE = "builtin"
 """The engine that samples from the trainer's own weights."""
 
+
+class Kind(NamedTuple):
+    """A part of outdo that a recipe names: what checks its options, without torch, and what opens it."""
+
+    check: str
+    open: str
+
+
 ENGINES = {
-    BUILTIN_ENGINE: "outdo.rollouts.engines.builtin.engine:BuiltinEngine",
-    "vllm": "outdo.rollouts.engines.vllm.engine:vllm",
+    BUILTIN_ENGINE: Kind(
+        "outdo.extras.remote_engines.check:CHECK", "outdo.extras.remote_engines.processes:open_processes"
+    ),
+    "vllm": Kind("outdo.extras.vllm.check:CHECK", "outdo.extras.vllm.engine:open_vllm"),
 }
-"""The engines. All except the built-in one have a copy of the weights, whose delivery is proved after each update."""
+"""The engines with a copy of the weights. The built-in one has a copy in processes of its own."""
+
+REMOTE_ENGINE = "outdo.extras.remote_engines.open:open_remote_engine"
+"""What opens an engine with a copy of the weights, and proves each delivery of them."""
+
+REMOTE_DEVICES = "outdo.extras.remote_engines.devices:device_mistakes"
+RAY_ENGINE = "outdo.extras.ray.actors:open_actors"
+RAY_CHECK = "outdo.extras.ray.check:ray_mistakes"
+REPLICATED_ENGINE = "outdo.extras.replicas.engine:ReplicatedEngine"
+POLICY_ON_FIRST = "outdo.extras.remote_engines.on_first:OnFirst"
+
+ASYNCHRONOUS = "outdo.extras.staleness.asynchronous:AsynchronousRollouts"
+PARTIAL_ROLLOUTS = "outdo.extras.staleness.partial_rollouts:PartialRollouts"
+"""The rollouts of `train.max_staleness`: whole answers, or answers that newer weights continue."""
 
 TRACKERS = {
     **{name: f"outdo.observability.trackers.{name}:{name}" for name in ("wandb", "tensorboard", "trackio", "mlflow")},

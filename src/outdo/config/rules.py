@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator
 from outdo.config import method_notes, method_rules
 from outdo.config.adapters import check_adapter, divided_adapter, mixed_reference, weights_in_few_bytes
 from outdo.config.attention import check_attention
-from outdo.config.engines import check_engine, goes_across_updates, is_separate
+from outdo.config.engines import check_engine, goes_across_updates, is_remote
 from outdo.config.environments import check_environment
+from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
 from outdo.config.names import OBJECTIVES, REWARD_MODEL
 from outdo.config.options import effective_options
@@ -119,7 +120,7 @@ def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
     ahead = f"train.max_staleness = {recipe.train.max_staleness}"
     if not recipe.train.max_staleness:
         return
-    if not is_separate(recipe.engine):
+    if not is_remote(recipe.engine):
         yield (
             f"{ahead}: needs an engine with a copy of the weights, because the trainer changes its own meanwhile: "
             'engine = {name = "builtin", processes = 1}, {name = "vllm", python = "path"} or {name = "vllm", url = ...}'
@@ -173,6 +174,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     divided_adapter: ("cluster.shard", "train.adapter", "weights"),
     check_engine: ("engine", "sampling.top_p", "sampling.top_k", "sampling.min_p"),
     check_attention: ("attention", "cluster.replicas"),
+    check_extras: ("train.max_staleness", "cluster.replicas"),
     check_environment: ("environment", "rewards", "data.template"),
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),

@@ -10,10 +10,17 @@ from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
-from outdo.rollouts.saved_groups import KnownPrompts
 from outdo.types import Group, Prompt, Sampled
 
 Value = TypeVar("Value")
+
+
+class KnownPrompts(Protocol):
+    """Prompts by their id."""
+
+    def __getitem__(self, prompt_id: str, /) -> Prompt:
+        """Return the prompt with an id. Raises `KeyError` if there is none."""
+        ...
 
 
 class Questions(Protocol):

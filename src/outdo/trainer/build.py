@@ -14,7 +14,6 @@ from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.attention import sequence_replicas
-from outdo.config.engines import goes_across_updates
 from outdo.config.file import dump
 from outdo.config.names import REWARD_MODEL
 from outdo.config.paths import with_absolute_paths
@@ -40,8 +39,8 @@ from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum
 from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
-from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.continued import AnsweredEngine
+from outdo.rollouts.engines.base import Engine, notes_of
+from outdo.rollouts.engines.builtin.probe import choice_of
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
@@ -63,7 +62,7 @@ from outdo.trainer.build_record import recorder_of
 from outdo.trainer.build_rewards import rewards_of, start_placed
 from outdo.trainer.build_rollouts import open_engine_of_run, open_rollouts
 from outdo.trainer.display import Display
-from outdo.trainer.engines import choice_of, engine_notes, replays_routes
+from outdo.trainer.engines import replays_routes
 from outdo.trainer.environment import environment_notes, open_environment
 from outdo.trainer.fallbacks import fallback_warnings
 from outdo.trainer.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
@@ -191,7 +190,7 @@ def build_run(
             *hardware_notes,
             *busy_notes(share_so_far()),
             *model_notes(recipe, policy, reward, world),
-            *engine_notes(engine),
+            *notes_of(engine),
             *start_placed(reward, world),
             *routing_notes,
             *environment_notes(recipe.environment),
@@ -369,7 +368,7 @@ def _sampler(
     routes: bool,
 ) -> GroupSampler | DynamicSampling:
     sampler = GroupSampler(
-        AnsweredEngine(engine) if goes_across_updates(recipe.engine) else engine,
+        engine,
         environment,
         group_size=recipe.train.group_size,
         sampling=sampling_params(recipe, routes=routes),

@@ -1,24 +1,27 @@
 """Build the engine of a run, and its rollouts: sampled in turn with training, or ahead of it."""
 
 from outdo.config.engines import goes_across_updates
+from outdo.config.names import ASYNCHRONOUS, PARTIAL_ROLLOUTS, POLICY_ON_FIRST
 from outdo.config.recipe import Recipe
 from outdo.data.prompts import Prompts
 from outdo.models.policy import Policy
-from outdo.rollouts.across_updates import AheadAcrossUpdates
-from outdo.rollouts.ahead import AheadSampler
-from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.on_first import OnFirst
+from outdo.rollouts.engines.base import Engine, PolicyOnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import InTurn, RunRollouts
 from outdo.trainer.engines import open_engine
 from outdo.types import Prompt
+from outdo.utils.extras import load_extra
 from outdo.utils.world import World
 
+LAG = "train.max_staleness"
 
-def open_engine_of_run(recipe: Recipe, policy: Policy, world: World) -> tuple[Engine, OnFirst | None]:
+
+def open_engine_of_run(recipe: Recipe, policy: Policy, world: World) -> tuple[Engine, PolicyOnFirst | None]:
     """Return the engine, and the policy as the first of several replicas samples ahead from it, if it does."""
-    on_first = OnFirst(policy, world) if len(world) > 1 and recipe.train.max_staleness else None
+    on_first: PolicyOnFirst | None = None
+    if len(world) > 1 and recipe.train.max_staleness:
+        on_first = load_extra(POLICY_ON_FIRST, LAG)(policy, world)
     return open_engine(recipe.engine, policy, seed=recipe.seed, on_first=on_first, world=world), on_first
 
 
@@ -27,10 +30,11 @@ def open_rollouts(
     sampler: GroupSampler | DynamicSampling,
     prompts: Prompts[Prompt],
     policy: Policy,
-    on_first: OnFirst | None,
+    on_first: PolicyOnFirst | None,
 ) -> RunRollouts:
     """Return the rollouts of a run, which `sampler` samples: in turn with training, or ahead of it."""
-    if not recipe.train.max_staleness:
+    lag = recipe.train.max_staleness
+    if not lag:
         return InTurn(sampler, prompts, policy)
-    make = AheadAcrossUpdates if goes_across_updates(recipe.engine) else AheadSampler
-    return make(sampler, prompts, policy, lag=recipe.train.max_staleness, last=recipe.steps, on_first=on_first)
+    make = load_extra(PARTIAL_ROLLOUTS if goes_across_updates(recipe.engine) else ASYNCHRONOUS, LAG)
+    return make(sampler, prompts, policy, lag=lag, last=recipe.steps, on_first=on_first)

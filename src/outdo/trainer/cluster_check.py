@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from outdo.config.engines import reward_place_mistakes
+from outdo.config.engines import RAY_ADDRESS, reward_place_mistakes
 from outdo.config.recipe import Recipe
 from outdo.distributed.launch import LOOPBACK
 from outdo.distributed.network import INTERFACE
-from outdo.distributed.ray_cluster import ADDRESS, joins
+from outdo.extras.ray.cluster import joins
 from outdo.storage.provenance import versions
 from outdo.trainer.hardware import device_memory
 from outdo.trainer.ray_rewards import RayReward
@@ -106,7 +106,7 @@ def placed_rewards(recipe: Recipe) -> tuple[str, list[str]]:
         if not joins():
             cores = os.cpu_count() or 1
             return f"{wanted}: in a Ray that the run starts on {socket.gethostname()}, with {cores} CPU cores", []
-        where = f"the Ray cluster {ADDRESS}={os.environ[ADDRESS]}"
+        where = f"the Ray cluster {RAY_ADDRESS}={os.environ[RAY_ADDRESS]}"
         rewards[0].reserve()  # all of them
         return f"{wanted}: {where} has room", []
     except EngineError as error:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outdo.config.engines import goes_across_updates, is_separate
+from outdo.config.engines import goes_across_updates, is_remote
 from outdo.config.names import QUANTISED
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
@@ -160,7 +160,7 @@ def memory(
         settings = {"reference": reference, "critic": critic, "hidden": facts.hidden_size}
         permanent = {LIBRARIES: LIBRARY_BYTES} if on_cpu(recipe) else {}
         permanent |= kept(facts.parameters, recipe, adapter=adapter, **settings)
-    own = not is_separate(recipe.engine)  # another engine samples in memory of its own
+    own = not is_remote(recipe.engine)  # another engine samples in memory of its own
     quantised = adapter.quantised if adapter else 0
     parts: dict[str, int | None] = {
         **permanent,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outdo.config.attention import divided_heads
-from outdo.config.engines import environment_mistakes, is_separate, reward_place_mistakes
+from outdo.config.engines import is_remote, machine_mistakes, reward_place_mistakes
 from outdo.config.names import QUANTISED, REWARD_MODEL
 from outdo.config.options import describe_method
 from outdo.config.packages import package_faults
@@ -101,7 +101,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     except ModelError as error:
         errors += str(error).splitlines()
     unfit, doubtful = package_faults(recipe, adapter=facts is not None and facts.adapter is not None)
-    errors += [*unfit, *_other_models(recipe), *environment_mistakes(recipe.engine), *missing_clients(recipe.track)]
+    errors += [*unfit, *_other_models(recipe), *machine_mistakes(recipe.engine), *missing_clients(recipe.track)]
     errors += reward_place_mistakes(recipe)
     train = questions.train if questions else ()
     rewards = try_rewards(recipe, train, references=0 if errors else references)
@@ -242,7 +242,7 @@ def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
 
 def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    if is_separate(recipe.engine):
+    if is_remote(recipe.engine):
         yield f"engine: {recipe.engine.name} has memory of its own, which the estimate leaves out"
     if recipe.cluster.replicas > 1:
         yield f"memory: that of each of the {recipe.cluster.replicas} replicas"

@@ -15,8 +15,8 @@ from threading import Lock
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from outdo.distributed import ray_cluster
-from outdo.distributed.ray_cluster import connected
+from outdo.extras.ray import cluster
+from outdo.extras.ray.cluster import connected
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.loading import BUILTIN, load_reward, processes_of
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value
@@ -43,7 +43,7 @@ class RayReward:
     """The reward `spec`, a table with the name and the options, in an actor of Ray.
 
     `limits` are the further arguments of `load_reward`, without `right`. `start` starts the actor, which needs a CPU
-    for each of its worker processes. An actor that ends, gives no sign of life for `ray_cluster.SILENCE` seconds, or
+    for each of its worker processes. An actor that ends, gives no sign of life for `cluster.SILENCE` seconds, or
     whose calls do not end in their time, is replaced, up to `RESTARTS` times in a call.
     """
 
@@ -104,7 +104,7 @@ class RayReward:
         self._closed = True
         try:
             self._end()
-            if self._lock.acquire(timeout=ray_cluster.ANSWER):  # that call asks Ray no more
+            if self._lock.acquire(timeout=cluster.ANSWER):  # that call asks Ray no more
                 self._lock.release()
         finally:
             connected.leave(self._role)
@@ -138,7 +138,7 @@ class RayReward:
         """Start an actor, and load the reward there."""
         self._actors = connected.start(self._role, RewardActor)
         arguments = self._spec, os.getcwd(), self._limits
-        loaded = self._call("load", arguments, seconds=ray_cluster.START, silence=ray_cluster.START)
+        loaded = self._call("load", arguments, seconds=cluster.START, silence=cluster.START)
         self.node, self._patience = loaded.node, loaded.patience
 
     def _check_open(self) -> None:

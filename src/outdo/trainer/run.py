@@ -20,13 +20,13 @@ from outdo.observability.page.html import render_page
 from outdo.observability.record import parquet
 from outdo.observability.record.background_writer import BackgroundWriter
 from outdo.observability.trackers.delivery import Trackers
+from outdo.rollouts.engines.base import metrics_of
 from outdo.storage.atomic import write_json_atomically, write_text_atomically
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run
 from outdo.trainer.checkpoints import Checkpoints
 from outdo.trainer.description import describe_run
 from outdo.trainer.display import Display
-from outdo.trainer.engines import engine_metrics
 from outdo.trainer.held_out import completion, early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
@@ -308,7 +308,7 @@ class _Training:
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
     metrics = step_metrics(step) | correction_metrics(step, run.objective)
-    metrics |= engine_metrics(run.engine) | run.reward.metrics() | run.world.metrics()
+    metrics |= metrics_of(run.engine) | run.reward.metrics() | run.world.metrics()
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}

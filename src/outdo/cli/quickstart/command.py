@@ -24,7 +24,7 @@ from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import Data, SmallModel, Task
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
 from outdo.cli.train import TrainArguments, run_train
-from outdo.config.engines import is_separate
+from outdo.config.engines import is_remote
 from outdo.config.messages import to_toml
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import Prompts
@@ -171,7 +171,7 @@ def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], 
         evaluation=task.evaluation,
         checkpoint=task.steps // 2 if task.small else task.steps,
     )
-    if is_separate(engine):
+    if is_remote(engine):
         text = text.replace("\n[data]", f"engine = {to_toml(engine.model_dump())}\n\n[data]", 1)
     write_text_atomically(path, text)
     return path

@@ -11,6 +11,7 @@ from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.rng import Stream
+from outdo.utils.world import World
 
 Item = TypeVar("Item")
 Played = TypeVar("Played")
@@ -56,6 +57,34 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release what the engine holds, such as a process."""
         ...
+
+
+@runtime_checkable
+class Describes(Protocol):
+    """What an engine has besides if the user should know something about it when it is open."""
+
+    def notes(self) -> list[str]:
+        """Return lines about where the engine samples, and how its weights get there."""
+        ...
+
+
+def notes_of(engine: Engine) -> list[str]:
+    """Return what the user should know about an engine, such as where it samples."""
+    return engine.notes() if isinstance(engine, Describes) else []
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """What an engine has besides if it measures itself in each step."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics of the last delivery of weights, and of all before it."""
+        ...
+
+
+def metrics_of(engine: Engine) -> dict[str, float]:
+    """Return the metrics of an engine; empty for one that measures nothing."""
+    return engine.metrics() if isinstance(engine, Measures) else {}
 
 
 @runtime_checkable
@@ -163,3 +192,29 @@ class PolicySnapshot:
         """Return a snapshot with trained weights of its own; it shares those that are frozen."""
         model = on_same_base(policy.model)
         return replace(cls.of(policy), model=model, forward=policy.forward.with_model(model))
+
+
+class PolicyOnFirst(Protocol):
+    """A policy of several replicas, as an engine that only the first one uses reads it."""
+
+    @property
+    def view(self) -> PolicySnapshot:
+        """The policy as a whole model."""
+        ...
+
+    @property
+    def world(self) -> World:
+        """The replicas."""
+        ...
+
+    def copied(self) -> PolicySnapshot | None:
+        """Return a snapshot of the policy with trained weights of its own; None on the other replicas."""
+        ...
+
+    def with_policy(self, work: Callable[[PolicyView], Played]) -> Played:
+        """Return on all replicas what `work` returns on the first one, for a policy with the newest weights."""
+        ...
+
+    def call(self, compute: Callable[[], Played]) -> Played:
+        """Compute on the first replica alone; return the result, or raise its `EngineError`, on all."""
+        ...

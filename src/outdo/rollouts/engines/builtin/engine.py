@@ -7,7 +7,7 @@ neighbours (see `kv_cache.py`; matrix products have a multiple of four rows, bec
 number of rows otherwise).
 
 The tokens after a prompt are read in the way in which they would be sampled. So the next turn of an episode has the
-same bits, whether keys and values of the turns before it are kept (see `kept.py`) or computed again.
+same bits, whether keys and values of the turns before it are kept (see `episode_cache.py`) or computed again.
 """
 
 from collections import Counter, deque
@@ -22,8 +22,8 @@ from torch import Tensor
 from outdo.models.scorer import sequence_logprobs
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES, Capture, DeviceSteps, rows_of_bucket
+from outdo.rollouts.engines.builtin.episode_cache import EpisodeCache, Kept
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
-from outdo.rollouts.engines.builtin.kept import Kept, KeptEpisodes
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, SamplingWay, choose_way
 from outdo.rollouts.engines.builtin.route_log import RouteLog
@@ -62,7 +62,7 @@ class BuiltinEngine:
         self.seed = seed
         self.rows = rows
         self.choice = choose_way(policy, sample) if choice is None and policy is not None else choice
-        self.kept = KeptEpisodes()
+        self.kept = EpisodeCache()
         self._kept_version: int | None = None  # of the weights that computed what is kept
         self._sequences: Sequence[SequenceState] = ()  # of the last call
 
@@ -166,7 +166,7 @@ def sample(
     rule: StopRule,
     *,
     rows: int = SEQUENCES_AT_A_TIME,
-    kept: KeptEpisodes | None = None,
+    kept: EpisodeCache | None = None,
 ) -> None:
     """Sample every sequence to its end, up to `rows` at a time. `kept` is what is kept of episodes, by default none."""
     # `generate` calls the model's own attention, also of a model that is trained in the shared way.
@@ -202,7 +202,7 @@ class ContinuousBatch:
         rule: StopRule,
         rows: int,
         log: RouteLog | None = None,
-        kept: KeptEpisodes | None = None,
+        kept: EpisodeCache | None = None,
         *,
         capture: Capture | None = None,
     ) -> None:
@@ -210,7 +210,7 @@ class ContinuousBatch:
         self.log = log
         self.capture = capture
         self.steps: dict[int, DeviceSteps] = {}  # by their number of rows
-        self.kept = KeptEpisodes() if kept is None else kept
+        self.kept = EpisodeCache() if kept is None else kept
         self.sampling = sampling
         self.rule = rule
         self.rows = rows

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outdo.distributed.worker_pool import WorkerPool
+from outdo.extras.remote_engines.divide import Places, in_order
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine, sample
 from outdo.rollouts.engines.builtin.probe import choose_way
-from outdo.rollouts.engines.divide import Places, in_order
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request

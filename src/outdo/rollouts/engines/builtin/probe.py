@@ -14,7 +14,7 @@ import torch
 
 from outdo.models.attention.choice import probe_tokens
 from outdo.models.scorer import token_scores
-from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -58,6 +58,12 @@ class SamplingChoice(NamedTuple):
 
     way: SamplingWay
     faults: tuple[str, ...] = ()
+
+
+def choice_of(engine: Engine) -> SamplingChoice | None:
+    """Return how the built-in engine samples, wherever it runs; None for another engine."""
+    choice = getattr(engine, "choice", None)
+    return choice if isinstance(choice, SamplingChoice) else None
 
 
 def choose_way(policy: PolicyView, sample: Sample) -> SamplingChoice:

@@ -1,0 +1,1 @@
+"""Ray starts engines and rewards on the machines of a cluster."""

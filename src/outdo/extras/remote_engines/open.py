@@ -1,0 +1,77 @@
+"""Open an engine with a copy of the weights, whichever a recipe names: it is proved to have them."""
+
+from collections.abc import Callable
+from functools import partial
+
+from outdo.config.engines import OF_COPIES, RAY
+from outdo.config.names import BUILTIN_ENGINE, ENGINES, RAY_ENGINE
+from outdo.config.recipe import Piece
+from outdo.extras.remote_engines.on_first import EngineOnFirst
+from outdo.extras.remote_engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Proof
+from outdo.extras.remote_engines.remote import RemoteEngine, RestartableEngine
+from outdo.models.attention.forward import Forward
+from outdo.models.policy import Policy
+from outdo.rollouts.engines.base import PolicyOnFirst, PolicyView
+from outdo.rollouts.engines.builtin.probe import TOLERANCE
+from outdo.utils.extras import load_extra
+from outdo.utils.imports import resolve
+from outdo.utils.world import World
+
+Maker = Callable[[PolicyView], RestartableEngine]
+"""Returns an engine that has no weights yet."""
+
+
+def open_remote_engine(
+    piece: Piece, policy: Policy, *, seed: int, on_first: PolicyOnFirst | None, world: World
+) -> RemoteEngine:
+    """Return an engine with the weights of `policy`.
+
+    Beside several replicas it is the first one's; all of them have to call this together. With `on_first` that replica
+    alone uses it from then on.
+
+    Raises: EngineError if it does not start, and DeliveryError if it does not have the policy's weights.
+    """
+    make = _maker(piece, policy, seed=seed, world=world)
+    sequences = max(SEQUENCES, piece.options.get("processes", 1))  # each process is proved
+    proof = Proof(_bound(piece, policy.forward), sequences=sequences)
+    remote = _beside(policy, make, proof, on_first, world)
+    try:
+        if on_first is None:
+            remote.update_weights(policy)
+        else:
+            on_first.with_policy(remote.update_weights)
+    except BaseException:
+        remote.close()
+        raise
+    return remote
+
+
+def _maker(piece: Piece, policy: Policy, *, seed: int, world: World) -> Maker:
+    options = {name: value for name, value in piece.options.items() if name not in OF_COPIES}
+    if piece.name not in ENGINES:
+        return partial(resolve(piece.name), seed=seed, **options)
+    spec = RAY_ENGINE if options.pop("place", None) == RAY else ENGINES[piece.name].open
+    return load_extra(spec, "engine")(policy, world, seed=seed, **options)
+
+
+def _beside(policy: Policy, make: Maker, proof: Proof, on_first: PolicyOnFirst | None, world: World) -> RemoteEngine:
+    """Return an engine beside the trainer, or beside all replicas; with `on_first`, for the first one alone."""
+    if len(world) == 1:
+        return RemoteEngine(make(policy), proof)
+    if on_first is None:
+        return RemoteEngine(EngineOnFirst(make, policy, world), proof, quiet=not world.first)
+    with policy.forward.gathered():
+        return RemoteEngine(make(on_first.view), proof)
+
+
+def _bound(piece: Piece, forward: Forward) -> Bound:
+    """Return how far the log-probabilities of an engine may be from those of a policy with this forward pass."""
+    precision = forward.precision_name
+    bound = FLOAT32 if piece.options.get("dtype", precision) == precision == "float32" else BFLOAT16
+    if piece.name == BUILTIN_ENGINE:  # it may be as far as where its way to sample was chosen
+        bound = bound._replace(largest=max(bound.largest, TOLERANCE))
+    bound = Bound(*map(forward.tolerance, bound))
+    if (given := piece.options.get("max_difference")) is not None:
+        largest = float(given)
+        bound = Bound(largest, min(largest, max(bound.mean, largest / 10)))
+    return bound

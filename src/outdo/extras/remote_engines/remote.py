@@ -1,0 +1,168 @@
+"""An engine that has a copy of the weights: each delivery is proved, and an engine that fails is restarted."""
+
+import sys
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Protocol, TypeVar
+
+from outdo.extras.remote_engines.proof import Proof
+from outdo.rollouts.engines.base import DividesEpisodes, Engine, PolicyView, end_episodes, notes_of
+from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.types import Completion, Request
+from outdo.utils.errors import EngineLostError
+from outdo.utils.rng import Stream
+
+TIMEOUT = 300.0
+"""Seconds without progress after which an engine is lost, unless its options name others."""
+RESTARTS = 2
+"""How often one call restarts the engine before it gives up."""
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+
+
+class RestartableEngine(Engine, Protocol):
+    """An engine that can begin again after an `EngineLostError`."""
+
+    delivered_bytes: int
+    """Bytes of the weights of the last delivery."""
+
+    def restart(self) -> None:
+        """Start again, without weights: `update_weights` follows."""
+        ...
+
+
+class RemoteEngine:
+    """Delivers weights to `engine`, proves after each delivery that they arrived, and restarts it if it is lost.
+
+    A call that failed with `EngineLostError` is repeated with the same requests, so that the answers have the random
+    numbers that they would have had. Restarts are reported on standard error, unless it is `quiet`.
+    """
+
+    def __init__(self, engine: RestartableEngine, proof: Proof, *, quiet: bool = False) -> None:
+        self.engine = engine
+        self.proof = proof
+        self.quiet = quiet
+        self.restarts = 0
+        self.seconds = self.proof_seconds = 0.0  # of the last delivery
+        self._policy: PolicyView | None = None
+        self._delivered: int | None = None
+        self._is_lost = False
+        self._is_closed = False
+
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps of the weights that it samples from."""
+        return self.engine.version
+
+    def update_weights(self, policy: PolicyView) -> None:
+        """Deliver the weights of this policy, unless the engine has them, and compare the engine with the policy.
+
+        Raises `DeliveryError` if the engine does not have these weights now.
+        """
+        if policy is self._policy and policy.version == self._delivered:
+            return
+        self._policy, self._delivered = policy, None
+        self._repeated(self._deliver)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        """Return one completion per request, in the same order."""
+        return self._repeated(lambda: self.engine.generate(requests, sampling))
+
+    def divide_episodes(
+        self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Result]]
+    ) -> list[Result]:
+        """Return what `play` returns for all groups of episodes.
+
+        Beside several replicas all of them are played again if the engine is lost; else only the call that failed is.
+        """
+        shared = self.engine
+        if not isinstance(shared, DividesEpisodes):
+            return play(self, groups)
+        return self._repeated(lambda: shared.divide_episodes(groups, play))
+
+    def end_episodes(self, episodes: Sequence[Stream]) -> None:
+        """Tell the engine that these episodes have ended."""
+        self._repeated(lambda: end_episodes(self.engine, episodes))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of an answer, without special tokens."""
+        return self.engine.decode(token_ids)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
+        return self._repeated(lambda: self.engine.score(sequences))
+
+    def health(self) -> None:
+        """Raise `EngineError` unless the engine can answer."""
+        self.engine.health()
+
+    def close(self) -> None:
+        """Release what the engine holds. A call in another thread ends with an error."""
+        self._is_closed = True
+        self.engine.close()
+
+    @property
+    def choice(self) -> SamplingChoice | None:
+        """How the built-in engine samples there; None for another engine."""
+        return choice_of(self.engine)
+
+    @property
+    def returns_experts(self) -> bool:
+        """Whether the engine returns the experts that it has used."""
+        return getattr(self.engine, "returns_experts", True)
+
+    def notes(self) -> list[str]:
+        """Return how far the engine is from the policy, and what the engine itself has to say."""
+        proof = self.proof
+        own = (
+            f"engine: its weights are proved after each update; now it is {proof.last:.2g} nats from the policy at "
+            f"most (bound: {proof.bound.largest:g})"
+        )
+        return [own, *notes_of(self.engine)]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the seconds and the bytes of the last delivery, the seconds of its proof, and all restarts."""
+        return {
+            "engine/delivery_seconds": self.seconds,
+            "engine/delivery_bytes": float(getattr(self.engine, "delivered_bytes", 0)),  # one of the user may lack it
+            "engine/proof_seconds": self.proof_seconds,
+            "engine/restarts": float(self.restarts),
+        }
+
+    def _deliver(self) -> None:
+        assert self._policy is not None
+        if self._delivered is None:  # a restart may have delivered them just now
+            began = perf_counter()
+            with self._policy.forward.gathered():
+                self.engine.update_weights(self._policy)
+                delivered = perf_counter()
+                self.proof.check(self.engine, self._policy)
+            self.seconds, self.proof_seconds = delivered - began, perf_counter() - delivered
+            self._delivered = self._policy.version
+
+    def _repeated(self, work: Callable[[], Result]) -> Result:
+        """Do the work; if the engine is lost, restart it and do the work again, up to `RESTARTS` times."""
+        for attempts_left in range(RESTARTS, -1, -1):
+            try:
+                if self._is_lost:
+                    self._restart()
+                return work()
+            except EngineLostError as error:
+                self._is_lost = True
+                if self._is_closed or not attempts_left:
+                    raise
+                if not self.quiet:
+                    sys.stderr.write(f"the engine is restarted: {error}\n")
+            finally:
+                if self._is_closed:  # by another thread, while this one may have started it again
+                    self.engine.close()
+        raise AssertionError("the last attempt returns or raises")
+
+    def _restart(self) -> None:
+        self.engine.restart()
+        self.restarts += 1
+        self._is_lost, self._delivered = False, None
+        if self._policy is not None:
+            self._deliver()

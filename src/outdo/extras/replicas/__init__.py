@@ -1,0 +1,1 @@
+"""Several processes that train the same policy, each on its part of a batch."""

@@ -1,0 +1,340 @@
+"""Sampling that runs ahead of training, by a fixed number of steps.
+
+While the trainer computes step s, a thread lets the engine sample and score the batches of later steps. Which weights
+sample which batch depends on the step alone and never on speed: no question is favoured because its answers are short,
+and the tokens of a run are a function of its recipe.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from queue import SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
+from outdo.extras.staleness.versions import staleness
+from outdo.models.adapter import trained_weights
+from outdo.models.policy import Policy
+from outdo.rollouts.engines.base import PolicyOnFirst, PolicySnapshot, PolicyView
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
+from outdo.rollouts.in_turn import (
+    KnownPrompts,
+    Questions,
+    check_begun,
+    counts_of,
+    counts_of_ledger,
+    ledger_of,
+    sample_counted,
+)
+from outdo.types import Prompt, Sampled
+from outdo.utils.timing import span
+
+Value = TypeVar("Value")
+
+PATIENCE = 60.0
+"""Seconds in which the thread has to end, after the engine and the rewards are closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    sampled: Sampled
+    data: Mapping[str, Any]  # the state of the questions, after all that were taken up to this batch
+    asked: int  # questions: see `sample_counted`
+    seconds: float | None = None  # of sampling and scoring; None if they were read from a checkpoint
+
+
+@dataclass(slots=True)
+class _Batch:
+    step: int  # that it is trained in
+    policy: PolicyView | None  # what samples it; None when it is sampled, and on a replica that samples nothing
+    answers: Future[_Answers] = field(default_factory=Future)
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.answers.done() and self.answers.exception() is None
+
+
+class AsynchronousRollouts:
+    """The rollouts of a run that samples the batch of each step `lag` steps before it is trained, one or more.
+
+    The batch of step s is sampled with the weights after step s - 1 - `lag`, or with the first weights. A thread
+    samples one batch after the other, each with a copy of the trained weights that is kept until then: at most
+    `lag` + 1 copies exist at once.
+
+    Of several replicas the first one samples ahead, for all of them: its thread exchanges nothing with the others. In
+    the main threads, all replicas copy the weights together where a step begins, and get the answers of the step.
+
+    Args:
+        sampler: samples and scores the answers to the questions of a step.
+        questions: where these come from, and those that `sampler` takes besides.
+        policy: what is trained.
+        lag: the number of steps.
+        last: the last step; batches after it are not sampled.
+        on_first: the policy as the first of several replicas samples from it; None without a lag.
+    """
+
+    def __init__(
+        self,
+        sampler: GroupSampler | DynamicSampling,
+        questions: Questions,
+        policy: Policy,
+        *,
+        lag: int,
+        last: int,
+        on_first: PolicyOnFirst | None = None,
+    ) -> None:
+        self.sampler = sampler
+        self.questions = questions
+        self.policy = policy
+        self.lag = lag
+        self.ahead = lag  # the steps before its own in which the answers of a batch are finished
+        self.last = last
+        self.on_first = on_first
+        self._samples = on_first is None or on_first.world.first
+        self._engine_lock = Lock()  # of the engine and the rewards
+        self._step = 0  # the newest that `train` has got
+        self._batches: dict[int, _Batch] = {}  # by step: that one, and those ahead of it
+        self._versions: dict[int, int] = {}  # of the policy, after each of the last steps
+        self._data: Mapping[str, Any] = questions.state()  # after the batches that are no longer kept
+        self._counts: Counter[str] = Counter()  # of the questions of these batches
+        self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name="outdo sampling", daemon=True)
+        self._is_stopped = False
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    def __iter__(self) -> Iterator[tuple[int, Sampled]]:
+        """Yield each step with its groups, when they are sampled.
+
+        Raises the error of the thread at the first step that has no answers because of it, and `EngineError` if the
+        weights of a step are more than `lag` steps behind.
+        """
+        while True:
+            step = self._step + 1
+            self._forget(before=step)
+            self._versions[step - 1] = self.policy.version
+            self._request(step)
+            with span("wait"):
+                answers = self._received(self._batches[step])
+            self._step = step
+            yield step, self._with_ages(answers, step)
+
+    def _with_ages(self, answers: _Answers, step: int) -> Sampled:
+        """Add how far the weights of the answers are behind, and how long the thread has sampled."""
+        sampled = answers.sampled
+        ages = staleness(sampled.groups, self._versions, step=step, lag=self.lag)
+        mean = sum(age * count for age, count in ages.items()) / max(1, ages.total())
+        metrics = {"staleness/mean": mean, "staleness/max": float(max(ages, default=0))}
+        metrics |= {} if answers.seconds is None else {"time/ahead": answers.seconds}
+        return replace(sampled, metrics={**sampled.metrics, **metrics})
+
+    def with_engine(self, work: Callable[[PolicyView], Value]) -> Value:
+        """Return what `work` returns for the newest weights; nothing else uses the engine and the rewards meanwhile.
+
+        If one replica samples for all, it works for all.
+        """
+
+        def alone(policy: PolicyView) -> Value:
+            with self._engine_lock:
+                return work(policy)
+
+        return alone(self.policy) if self.on_first is None else self.on_first.with_policy(alone)
+
+    def wait(self) -> None:
+        """Wait until each requested batch is sampled, or one has failed, where this process samples them."""
+        for batch in self._batches.values() if self._samples else ():
+            if batch.answers.exception() is not None:
+                return
+
+    def stop(self) -> None:
+        """Let the thread begin no further batch; what it waits for has to be closed by others."""
+        self._is_stopped = True
+        self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait for the end of the thread after `stop`."""
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE)
+
+    # ----------------------------------------------------------------------------------------------------- the batches
+
+    def _request(self, step: int) -> None:
+        """Request every batch that the weights before `step` have to sample."""
+        first = max([step, *(known + 1 for known in self._batches)])
+        due = range(first, min(step + self.ahead, max(step, self.last)) + 1)
+        if due:
+            with span("copy"):
+                weights = self._copied()
+            self._batches |= {each: _Batch(each, weights) for each in due}
+        if self._samples:
+            for each in due:
+                self._queue.put(self._batches[each])
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def _copied(self) -> PolicySnapshot | None:
+        return PolicySnapshot.copied(self.policy) if self.on_first is None else self.on_first.copied()
+
+    def _received(self, batch: _Batch) -> _Answers:
+        """Wait for the answers of a batch, on all replicas."""
+        if self.on_first is None:
+            return batch.answers.result()
+        known = self.questions.known()
+
+        def state() -> tuple[dict[str, Any], float | None]:
+            return _state_of(batch, known), batch.answers.result().seconds
+
+        found, seconds = self.on_first.call(state)
+        if not batch.answers.done():
+            batch.answers.set_result(replace(_answers_of(found, known), seconds=seconds))
+        return batch.answers.result()
+
+    def _work(self) -> None:
+        """Sample one batch after the other, in the thread.
+
+        After an error it ends: the next batch would get the questions that belong to the one that failed.
+        """
+        while not self._is_stopped and (batch := self._queue.get()) is not None:
+            try:
+                self._sample(batch)
+            except BaseException as error:  # `train` raises it where it needs this batch
+                batch.answers.set_exception(error)
+                return
+
+    def _begin(self, policy: PolicyView, step: int) -> Sequence[Prompt]:
+        """Return the questions of a step, which `sampler` samples next with this policy."""
+        return self.questions.take(self.questions.per_step)
+
+    def _forget(self, *, before: int) -> None:
+        """Keep no batch of the steps before a step but their counts and their place in the data."""
+        for step in [step for step in self._batches if step < before]:
+            batch = self._batches.pop(step)
+            self._counts += _counts(batch)
+            self._data = batch.answers.result().data
+        self._versions = {step: each for step, each in self._versions.items() if step >= before - 1 - self.lag}
+
+    def _sample(self, batch: _Batch) -> None:
+        assert batch.policy is not None
+        with self._engine_lock:
+            started = perf_counter()
+            questions = self._begin(batch.policy, batch.step)
+            sampled, asked = sample_counted(self.sampler, self.questions, batch.policy, questions, step=batch.step)
+            seconds = perf_counter() - started
+        answers = _Answers(sampled=sampled, data=self.questions.state(), asked=asked, seconds=seconds)
+        batch.answers.set_result(answers)
+        batch.policy = None
+
+    # ------------------------------------------------------------------------------------------------- the checkpoint
+
+    def state(self, *, after: int) -> dict[str, Any]:
+        """Return what a checkpoint of step `after` holds: the newest finished step, or the one before it.
+
+        These are the answers for later steps, the weights for those that are not sampled yet, the state of the
+        questions and the `ledger`. After `wait` all are sampled, and the state does not depend on speed. Replicas with
+        parts of the trained weights, which write a checkpoint together, have to call it together.
+        """
+        if self.on_first is not None and self.policy.optimiser.is_sharded:
+            return self.on_first.call(lambda: self._state(after))
+        return self._state(after)
+
+    def _state(self, after: int) -> dict[str, Any]:
+        ahead = [(each, each.policy) for each in self._batches.values() if after < each.step <= after + self.ahead]
+        sampled = [each for each, _ in takewhile(lambda pair: pair[0].is_sampled, ahead)]
+        waiting = [(each.step, policy) for each, policy in ahead[len(sampled) :] if policy is not None]
+        known = self.questions.known()
+        versions = {step: version for step, version in self._versions.items() if after - self.lag <= step < after}
+        return {
+            "step": after,
+            "lag": self.lag,
+            "ahead": self.ahead,
+            "data": self._finished(after)[0],
+            "ledger": self.ledger(after=after),
+            "versions": versions,
+            "sampled": [_state_of(each, known) for each in sampled],
+            "waiting": [{"step": step, "version": policy.version} for step, policy in waiting],
+            "weights": {policy.version: trained_weights(policy.model) for _, policy in waiting},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state. With another `lag` all batches after its step are sampled anew.
+
+        Raises ValueError if it holds answers that go on across updates, and this object would not continue them.
+        """
+        check_begun(state, lag=self.lag, ahead=self.ahead)
+        is_same = (state["lag"], state["ahead"]) == (self.lag, self.ahead)
+        self._step, data = state["step"], state["data"]
+        self._data, self._versions = data, dict(state["versions"]) if is_same else {}
+        self._counts = counts_of_ledger(state["ledger"])
+        self._batches = {}
+        if is_same:
+            known = self.questions.known()
+            for each in state["sampled"]:
+                answers = _answers_of(each, known)
+                self._batches[each["step"]] = _Batch(each["step"], None)
+                self._batches[each["step"]].answers.set_result(answers)
+                data = answers.data
+            policies = {version: self._copy_with(weights, version) for version, weights in state["weights"].items()}
+            for each in state["waiting"]:
+                self._batches[each["step"]] = _Batch(each["step"], policies[each["version"]])
+                self._queue.put(self._batches[each["step"]])
+        self.questions.load_state(data)
+
+    def ledger(self, *, after: int) -> dict[str, Any]:
+        """Return what became of the questions up to step `after`, and how many are ahead of it: see `ledger_of`."""
+        _, counts = self._finished(after)
+        ahead = [each for each in self._batches.values() if after < each.step <= after + self.ahead]
+        sampled = [each for each in ahead if each.is_sampled]
+        unfinished = len(ahead) - len(sampled) + self._begun_after(sampled[-1].step if sampled else after)
+        return ledger_of(
+            counts,
+            sampled=sum(each.answers.result().asked for each in sampled),
+            unfinished=unfinished * self.questions.per_step,
+        )
+
+    def _begun_after(self, step: int) -> int:
+        """Return how many later batches were begun when that of `step` was finished."""
+        return 0
+
+    def _finished(self, after: int) -> tuple[Mapping[str, Any], Counter[str]]:
+        """Return the state of the questions after the batch of step `after`, and the counts of all up to it."""
+        data, counts = self._data, Counter(self._counts)
+        for batch in self._batches.values():
+            if batch.step <= after:
+                counts += _counts(batch)
+                data = batch.answers.result().data
+        return data, counts
+
+    @torch.no_grad()
+    def _copy_with(self, weights: Mapping[str, Tensor], version: int) -> PolicySnapshot | None:
+        """Return a copy of the policy with saved weights."""
+        if (copied := self._copied()) is None:
+            return None
+        for name, weight in trained_weights(copied.model).items():
+            weight.copy_(weights[name])
+        return replace(copied, version=version)
+
+
+def _counts(batch: _Batch) -> Counter[str]:
+    """Return what became of the questions of a batch."""
+    answers = batch.answers.result()
+    return counts_of(answers.sampled.groups, answers.asked)
+
+
+def _state_of(batch: _Batch, known: KnownPrompts) -> dict[str, Any]:
+    answers = batch.answers.result()
+    groups = state_of_groups(answers.sampled.groups, known)
+    counted = {"data": answers.data, "asked": answers.asked}
+    return {"step": batch.step, **counted, "metrics": {**answers.sampled.metrics}, **groups}
+
+
+def _answers_of(state: Mapping[str, Any], known: KnownPrompts) -> _Answers:
+    sampled = Sampled(groups=groups_of_state(state, known), metrics=state["metrics"])
+    return _Answers(sampled=sampled, data=state["data"], asked=state["asked"])

@@ -1,0 +1,114 @@
+"""What a recipe may say about vLLM, which has an environment of its own.
+
+vLLM is never imported here. Its options are read from its source, in the environment that the recipe names.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from outdo.config.engines import OF_COPIES, EngineCheck, folder_mistakes
+from outdo.config.names import BUILTIN_ENGINE
+from outdo.config.recipe import Recipe
+from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.imports import Signature, signature_of
+from outdo.utils.options import POSITIVE, TEXT, Check, is_url, option_mistakes
+
+NAME = "vllm"
+ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
+"""Where vLLM defines its options, in its package."""
+
+OWN_OPTIONS: Mapping[str, Check] = {
+    "python": TEXT,
+    "url": (is_url, 'a URL such as "http://host:8000"'),
+    "served_model": TEXT,
+    "folder": TEXT,
+    "timeout": POSITIVE,
+    "dtype": TEXT,
+    **OF_COPIES,
+}
+"""The options of the engine that are not vLLM's own."""
+
+SET_BY_OUTDO = {
+    "model": "`model` of the recipe",
+    "seed": "`seed` of the recipe, and the stream of each request",
+    "logprobs_mode": "log-probabilities are at the sampling temperature over the whole vocabulary",
+    "max_logprobs": "one log-probability of each token is needed",
+    "enable_lora": "`train.adapter`",
+    "tokenizer": "the tokenizer of the model",
+}
+"""Options of vLLM that a recipe cannot set, and what decides them."""
+
+LOCATION = "import importlib.util as u; s = u.find_spec('vllm'); print(s.origin if s else '')"
+ANSWER = 120.0
+"""Seconds in which an interpreter must find its vllm."""
+
+
+def options_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the options, without looking at any environment."""
+    given = [name for name in ("python", "url") if name in options]
+    if len(given) != 1:
+        yield (
+            'engine: vllm needs either python = "path/to/its/python" or url = "http://host:8000"'
+            + ("; set only one of them" if given else "; `make vllm` creates .venv-vllm/bin/python")
+        )
+    takes = Signature(spec=NAME, accepts_any="url" not in options)  # `machine_mistakes` reads what vLLM takes
+    yield from option_mistakes("engine", NAME, options, takes, checks=OWN_OPTIONS, given=SET_BY_OUTDO)
+    if "folder" in options and "url" not in options:
+        yield "engine.folder: has an effect only with engine.url: a process of this machine shares its memory"
+
+
+def recipe_mistakes(recipe: Recipe) -> Iterator[str]:
+    """Yield the settings of the sampling with which vLLM does not report what training needs."""
+    sampling = recipe.sampling
+    filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+    for name, is_set in filters.items():
+        if is_set:
+            yield (
+                f"sampling.{name} = {getattr(sampling, name)}: vLLM reports log-probabilities after this filter, and "
+                f'training needs them over the whole vocabulary; leave it out, or use engine = "{BUILTIN_ENGINE}"'
+            )
+
+
+def machine_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong on this machine: it runs the interpreter that `engine.python` names, to find its vllm."""
+    yield from folder_mistakes(options)
+    python = options.get("python")
+    if not isinstance(python, str):
+        return
+    try:
+        package = _package(str(Path(python).expanduser()))
+        signature = signature_of(f"{package / ENGINE_ARGUMENTS.partition(':')[0]}:EngineArgs")
+    except UserError as error:
+        yield from (f"engine.python: {mistake}" for mistake in error.problems)
+        return
+    others = {name: value for name, value in options.items() if name not in (*OWN_OPTIONS, *SET_BY_OUTDO)}
+    takes = Signature(spec=NAME, options=(*OWN_OPTIONS, *signature.options))  # vLLM itself checks the values
+    yield from option_mistakes("engine", NAME, others, takes)
+
+
+CHECK = EngineCheck(options=options_mistakes, recipe=recipe_mistakes, machine=machine_mistakes)
+
+
+@cache
+def _package(python: str) -> Path:
+    """Return the folder of the vllm that an interpreter imports. Raises `UserError` if there is none."""
+    if not Path(python).is_file():
+        neighbours = [str(path) for path in Path(python).parent.glob("python*")]
+        similar = did_you_mean(python, neighbours)
+        raise UserError([f"{python}: no such file{similar}; `make vllm` creates an environment that has vLLM"])
+    try:
+        found = subprocess.run(
+            [python, "-I", "-c", LOCATION], capture_output=True, text=True, timeout=ANSWER, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError([f"{python}: cannot be run as Python: {error}"]) from None
+    origin = found.stdout.strip()
+    if found.returncode != 0:
+        raise UserError([f"{python}: cannot be run as Python: {json.dumps(found.stderr.strip()[-200:])}"])
+    if not origin:
+        raise UserError([f"{python}: this Python has no vllm; `make vllm` creates an environment that has"])
+    return Path(origin).parent

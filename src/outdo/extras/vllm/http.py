@@ -1,0 +1,158 @@
+"""vLLM as a server elsewhere: `vllm serve`, with its endpoints for token ids and for adapters.
+
+Weights are not sent over HTTP. The server reads an adapter from a folder that it shares with the trainer, which it
+allows with `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. A server of a whole model keeps the weights that it
+has: it can be evaluated, and a run that trains all weights is refused when they change.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from outdo.extras.remote_engines.weights_folder import WeightsFolder
+from outdo.extras.vllm.weights import bytes_in, bytes_of, why_merged, write_weights
+from outdo.models.adapter import has_adapter
+from outdo.rollouts.engines.base import PolicyView
+from outdo.utils.errors import EngineError, EngineLostError
+
+CONNECTIONS = 64
+"""Requests that are sent at a time; the server batches them."""
+WAIT = 600.0
+"""Seconds in which a server that does not answer may come back."""
+
+
+class HttpServer:
+    """A server of vLLM. `model` is the name that it serves; unset, it is the only one.
+
+    It reads adapters from `folder`, which it shares with the trainer; unset, from the trainer's shared memory.
+    """
+
+    def __init__(self, url: str, *, model: str | None, timeout: float, folder: Path | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.timeout = timeout
+        self.base = model
+        self.model: str | None = None  # the name that requests have
+        self.version: int | None = None
+        self.parent = folder
+        self.folder: WeightsFolder | None = None
+
+    def update(self, policy: PolicyView) -> int:
+        """Let the server load the adapter of the policy under a new name; of a whole model, keep what it has.
+
+        Returns the bytes of the adapter.
+        """
+        base = self._base()
+        if not has_adapter(policy.model):
+            if self.version not in (None, policy.version):
+                raise EngineError(
+                    f"{self.url}: the weights of a whole model cannot be sent to a server; train an adapter "
+                    "(train.adapter), or let outdo start vLLM itself (engine.python)"
+                )
+            self.model, self.version = base, policy.version
+            return 0
+        if why := why_merged(policy.model):
+            raise EngineError(f"{self.url}: {why}; a server gets no merged weights, so use engine.python")
+        self.folder = self.folder or WeightsFolder(bytes_of(policy.model), self.parent)
+        folder = self.folder.publish(policy.version, [partial(write_weights, policy, as_adapter=True)])
+        name = f"outdo-{folder.parent.name}-{folder.name}"
+        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        earlier, self.model, self.version = self.model, name, policy.version
+        if earlier not in (None, base):
+            self._post("/v1/unload_lora_adapter", {"lora_name": earlier})
+        return bytes_in(folder)
+
+    def generate(self, requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Sample an answer to each request."""
+
+        def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+            params = {"seed": request["seed"], "max_tokens": request["max_tokens"], "logprobs": 0, "ignore_eos": True}
+            params |= {"include_stop_str_in_output": True, **sampling}
+            response = self._generate(request["token_ids"], params)
+            choice = response["choices"][0]
+            logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+            return {
+                "token_ids": choice["token_ids"],
+                "logprobs": logprobs,
+                "finish_reason": choice["finish_reason"],
+            }
+
+        return {"version": self.version, "answers": self._together(answer, requests)}
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> Mapping[str, Any]:
+        """Score the tokens of sequences."""
+
+        def score(sequence: Sequence[int]) -> list[float]:
+            params = {"prompt_logprobs": 0, "max_tokens": 1, "temperature": 0}
+            of_tokens = self._generate(sequence, params)["prompt_logprobs"][1:]
+            return [each[str(token)]["logprob"] for token, each in zip(sequence[1:], of_tokens, strict=True)]
+
+        return {"version": self.version, "scores": self._together(score, sequences)}
+
+    def health(self) -> None:
+        """Raise `EngineError` unless the server answers."""
+        self._send("/health", None)
+
+    def restart(self) -> None:
+        """Forget what the server had loaded, and wait until it answers: whoever runs it starts it again."""
+        self.model = self.version = None
+        deadline = monotonic() + WAIT
+        while True:
+            try:
+                self.health()
+                return
+            except EngineLostError:
+                if monotonic() > deadline:
+                    raise
+            sleep(1.0)
+
+    def close(self) -> None:
+        """Remove the adapter from the folder; the server goes on."""
+        if self.folder is not None:
+            self.folder.close()
+            self.folder = None
+
+    def _together(self, work: Any, items: Sequence[Any]) -> list[Any]:
+        with ThreadPoolExecutor(min(CONNECTIONS, max(1, len(items)))) as pool:
+            return list(pool.map(work, items))
+
+    def _base(self) -> str:
+        """Return the name of the model that is served."""
+        if self.base is None:
+            served = [str(each["id"]) for each in self._send("/v1/models", None)["data"] if not each.get("parent")]
+            if len(served) != 1:
+                raise EngineError(f"{self.url}: serves {', '.join(served)}; name one of them in engine.served_model")
+            self.base = served[0]
+        return self.base
+
+    def _generate(self, token_ids: Sequence[int], params: Mapping[str, Any]) -> Any:
+        body = {"model": self.model, "token_ids": list(token_ids), "sampling_params": dict(params)}
+        return self._post("/inference/v1/generate", body)
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._send(path, json.dumps(body).encode())
+
+    def _send(self, path: str, body: bytes | None) -> Any:
+        """Send a request; return the JSON of the response, or None if it has none.
+
+        Raises: EngineLostError if the server does not answer in time or fails; EngineError if it refuses the request.
+        """
+        request = urllib.request.Request(self.url + path, data=body, headers={"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                content = response.read()
+        except urllib.error.HTTPError as error:
+            text = error.read().decode("utf-8", "replace")[:400]
+            kind = EngineLostError if error.code >= 500 else EngineError
+            raise kind(f"{self.url}{path}: HTTP {error.code}: {text}") from None
+        except (OSError, TimeoutError) as error:
+            raise EngineLostError(f"{self.url}{path}: no answer: {error}") from None
+        try:
+            return json.loads(content) if content else None
+        except ValueError:
+            return None

@@ -1,0 +1,78 @@
+"""Keys and values of episodes that wait for their environment, so that the next turn reads only what is new.
+
+They are a copy of what the engine would compute again, bit for bit on a CPU in float32. So an episode may lose them at
+any time: what does not fit is not kept, and the next turn reads the whole episode again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from outdo.rollouts.engines.builtin.kv_cache import KeysValues
+from outdo.rollouts.engines.builtin.sequences import SequenceState
+from outdo.rollouts.engines.limits import KEPT_BYTES
+from outdo.types import Request
+from outdo.utils.rng import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The last turn of an episode, with the keys and values of all tokens up to the one before its last."""
+
+    turn: SequenceState
+    calls: Sequence[KeysValues]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens that `calls` are about."""
+        return (*self.turn.request.token_ids, *self.turn.token_ids[:-1])
+
+    @property
+    def size(self) -> int:
+        """Bytes of `calls`."""
+        return sum(each.numel() * each.element_size() for call in self.calls for each in call)
+
+    def continues(self, request: Request) -> bool:
+        """Return whether a request goes on after the tokens of this turn, with the same prompt before the first one."""
+        known = self.token_ids
+        same_prompt = request.prompt_length == len(self.turn.prompt)
+        return same_prompt and len(known) < len(request.token_ids) and request.token_ids[: len(known)] == known
+
+
+class EpisodeCache:
+    """What is kept of episodes, by their names; at most `most` bytes of it."""
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self.most = most
+        self.size = 0
+        self._episodes: dict[Stream, Kept] = {}
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def take(self, request: Request) -> Kept | None:
+        """Remove and return what is kept of the episode of a request; None if the request does not continue it."""
+        if request.episode is None or (kept := self._remove(request.episode)) is None:
+            return None
+        return kept if kept.continues(request) else None
+
+    def keep(self, kept: Kept) -> None:
+        """Keep a turn in place of an earlier one of its episode, unless there is no room for it.
+
+        Nothing makes room for it: episodes take turns, so that the one that waits longest is the next to go on.
+        """
+        episode = kept.turn.request.episode
+        assert episode is not None
+        self._remove(episode)
+        if self.size + kept.size <= self.most:
+            self._episodes[episode] = kept
+            self.size += kept.size
+
+    def drop(self, episodes: Iterable[Stream] | None = None) -> None:
+        """Drop what is kept of some episodes, or of all."""
+        for episode in list(self._episodes) if episodes is None else episodes:
+            self._remove(episode)
+
+    def _remove(self, episode: Stream) -> Kept | None:
+        kept = self._episodes.pop(episode, None)
+        self.size -= 0 if kept is None else kept.size
+        return kept
