@@ -6,7 +6,7 @@ from itertools import groupby
 from outdo.cli.dry_run import in_one_process
 from outdo.cli.recipe import probe_machine, recipe_of
 from outdo.config.environments import row_environments
-from outdo.observability.record.token_text import TokenTexts
+from outdo.models.token_text import TokenTexts
 from outdo.trainer.build import build_run
 from outdo.trainer.display import Display
 from outdo.trainer.preflight import check

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from outdo.observability.record.token_text import TokenTexts
+from outdo.models.token_text import TokenTexts
 from outdo.observability.record.tokens import net_pushes
 from outdo.types import Group, Rollout, Step
 from outdo.utils.errors import UserError

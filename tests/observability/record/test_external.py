@@ -15,12 +15,12 @@ from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
+from outdo.models.token_text import TokenTexts
 from outdo.observability.metrics import step_metrics
 from outdo.observability.record import parquet
 from outdo.observability.record.external import TokenValues, record_step, rewind
 from outdo.observability.record.movement import movement_metrics
 from outdo.observability.record.table import COLUMNS, record_table
-from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import read_metrics
 from outdo.testing import tiny_model

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from outdo.models.token_text import TokenTexts
 from outdo.observability.record.table import COLUMNS, record_table
-from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import CLIP, TokenRecord
 from outdo.types import FinishReason, Group, Prompt, Rollout, Step
 

@@ -28,11 +28,11 @@ from transformers import PreTrainedTokenizerBase
 from outdo.algorithms.objectives.base import Objective, clipped_tokens
 from outdo.algorithms.objectives.presets import reinforce
 from outdo.algorithms.objectives.weights import token_mean
+from outdo.models.token_text import TokenTexts
 from outdo.observability.metrics import step_metrics
 from outdo.observability.record import parquet
 from outdo.observability.record.movement import movement_metrics
 from outdo.observability.record.table import TopTokens, record_table
-from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.storage.run_folder import RunFolder
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, TokenScores, Update

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.models.policy import Policy
+from outdo.models.token_text import TokenTexts
 from outdo.observability.reading.measure import QuestionRead, Reading
 from outdo.observability.record import parquet
 from outdo.observability.record.movement import movement_metrics
 from outdo.observability.record.table import TopTokens, record_table
-from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import token_record
 from outdo.observability.record.transfer import Transfer
 from outdo.storage import reads

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
+from outdo.models.token_text import TokenTexts
 from outdo.observability.record.parquet import FORMAT, KEY
-from outdo.observability.record.token_text import TokenTexts
 from outdo.observability.record.tokens import CLIP, TokenRecord
 from outdo.storage.provenance import version_of
 from outdo.types import Group, Rollout, Step

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from outdo.cli.quickstart.model import ALPHABET, small_tokenizer
-from outdo.observability.record.token_text import TokenTexts
+from outdo.models.token_text import TokenTexts
 from outdo.testing import byte_bpe_tokenizer
 
 TEXTS = ["What is 12 + 30? It is 42.", "Überraschung für 😀 und 日本語", "naïve café, e\u0301", "a\n\n  b\tc\x00"]
