@@ -39,7 +39,7 @@ class Scripted:
 def play(code: str, sandbox: Sandbox, **options: Any) -> tuple[Rollout, str]:
     """An episode in which the policy runs a program: the rollout, and what the policy read."""
     limits = options.pop("limits", LIMITS)
-    box = ToolBox([PythonTool(sandbox, limits, characters=options.pop("characters", 2000)).python])
+    box = ToolBox([PythonTool(sandbox, limits, characters=options.pop("characters", 2000)).tool()])
     template = tool_template()
     environment = Dialogue(lambda: Player(None, box, timeout=600.0), template, max_failed=1.0)
     engine = ScriptedEngine([call("python", code=code), "done"], template.tokenizer)

@@ -112,8 +112,7 @@ def _python(
 ) -> Tools:
     limits = Limits(seconds=seconds, wall_seconds=timeout, memory=memory)
     opened = open_sandbox(sandbox, unsafe_local=unsafe_local)
-    function = PythonTool(opened, limits, characters=characters).python
-    return [replace(as_tool(function), grace=WAIT)]
+    return [PythonTool(opened, limits, characters=characters).tool(grace=WAIT)]
 
 
 LOADERS: Mapping[str, Callable[..., Tools]] = {SEARCH: _search, MCP: _mcp, PYTHON: _python}

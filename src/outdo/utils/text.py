@@ -1,7 +1,9 @@
-"""Make text safe to show: characters that hide, move or reorder others become visible marks."""
+"""Make text of values, and text safe to show: characters that hide, move or reorder others become visible marks."""
 
+import json
 import unicodedata
 from collections.abc import Mapping
+from typing import Any
 
 
 def mark_invisible(text: str, *, spaces: bool = True) -> str:
@@ -46,6 +48,11 @@ def for_terminal(text: str) -> str:
 def escape_control(text: str) -> str:
     """Replace characters that do not print, and could control a terminal, by their escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def text_or_json(value: Any) -> str:
+    """Return text as it is, and every other value as JSON; what JSON does not know is written as `str` writes it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def excerpt(text: str, longest: int = 1200) -> str:

@@ -25,13 +25,12 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from outdo.models.prompt_encoding import Message
-from outdo.rewards.sandbox import SandboxUnavailableError
 from outdo.rewards.signatures import EventLoop
 from outdo.rollouts.environments.template import Parsed, Template, call_id
-from outdo.rollouts.environments.tool_worker_main import result_text
 from outdo.rollouts.environments.tools import LateError, ToolBox, ToolError
 from outdo.types import Prompt
 from outdo.utils.errors import MachineError
+from outdo.utils.text import text_or_json
 
 ROLES = ("user", "tool", "system")
 """The roles of messages that an environment may send."""
@@ -125,12 +124,12 @@ class Player:
         try:
             tool = self.tools.find(name, arguments)
             with self._timed(name):
-                content = result_text(call_within(self.timeout + tool.grace, tool.function, **arguments))
+                content = text_or_json(call_within(self.timeout + tool.grace, tool.function, **arguments))
         except ToolError as error:
             return self._failed(error.metric, str(error), name, printed=error.printed)
         except LateError as error:
             return self._failed("timed_out", str(error), name)
-        except (MachineError, SandboxUnavailableError):  # what the tool needs is lost: no fault of the policy's
+        except (MachineError, *self.tools.lost):  # what the tool needs is lost: no fault of the policy's
             raise
         except Exception as error:  # the policy learns from what its call raised
             return self._failed("raised", f"{type(error).__name__}: {error}", name)

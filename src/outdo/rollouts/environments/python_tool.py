@@ -4,10 +4,11 @@ import os
 import re
 import signal
 import threading
+from dataclasses import replace
 
 from outdo.rewards.code_tests import completed
-from outdo.rewards.sandbox import Ending, Limits, Outcome, Sandbox
-from outdo.rollouts.environments.tools import ToolError
+from outdo.rewards.sandbox import Ending, Limits, Outcome, Sandbox, SandboxUnavailableError
+from outdo.rollouts.environments.tools import Tool, ToolError, as_tool
 
 NOTHING_PRINTED = "(the program printed nothing)"
 
@@ -27,6 +28,10 @@ class PythonTool:
         self.limits = limits
         self.characters = characters
         self._places = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+    def tool(self, *, grace: float = 0.0) -> Tool:
+        """Return the tool, whose calls may wait `grace` seconds for others. A sandbox that fails ends the episode."""
+        return replace(as_tool(self.python), grace=grace, lost=(SandboxUnavailableError,))
 
     def python(self, code: str) -> str:
         """Run a Python program in a new interpreter, and read what it prints.

@@ -1,7 +1,6 @@
 """The worker process of a tool: it imports the user's file, then makes one call after another until its parent ends."""
 
 import inspect
-import json
 import pickle
 from collections.abc import Callable
 from functools import cache, partial
@@ -10,6 +9,7 @@ from typing import Any
 from outdo.rewards import worker_main
 from outdo.rewards.signatures import EventLoop
 from outdo.utils.errors import UserError
+from outdo.utils.text import text_or_json
 
 MOST_CHARACTERS = 1 << 20
 """Characters of a result; a longer one is an error that the policy reads."""
@@ -18,11 +18,6 @@ MOST_CHARACTERS = 1 << 20
 def serve(descriptor: int, parent: int, memory: int) -> None:
     """Answer the requests on the socket `descriptor`; `memory` is the most that this process may use, in bytes."""
     worker_main.serve(descriptor, parent, memory, load=_load)
-
-
-def result_text(result: Any) -> str:
-    """Return what the policy reads of the result of a call: text as it is, and everything else as JSON."""
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
 def _load(request: bytes) -> tuple[worker_main.Respond | None, float | None, dict[str, Any]]:
@@ -38,7 +33,7 @@ def _respond(function: Callable[..., Any], request: bytes) -> dict[str, Any]:
     """Make a call, whose arguments are the request."""
     try:
         result = function(**pickle.loads(request))
-        text = result_text(_loop().run(result) if inspect.isawaitable(result) else result)
+        text = text_or_json(_loop().run(result) if inspect.isawaitable(result) else result)
     except (Exception, SystemExit) as error:
         return {"raised": f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]}
     if len(text) > MOST_CHARACTERS:

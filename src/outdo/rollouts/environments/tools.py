@@ -42,12 +42,14 @@ class Tool:
     """A function that a policy can call, with the JSON schema of its arguments, as chat templates read it.
 
     A function that keeps the deadline itself and raises `LateError` has `grace` seconds more for what is not the call,
-    such as the start of a process.
+    such as the start of a process. What it raises of the classes `lost` says that what it needs is lost: that ends the
+    episode, and the policy does not read it.
     """
 
     function: Callable[..., Any]
     schema: dict[str, Any]
     grace: float = 0.0
+    lost: tuple[type[Exception], ...] = ()
 
     @property
     def name(self) -> str:
@@ -94,6 +96,11 @@ class ToolBox:
     def names(self) -> list[str]:
         """The names of the tools."""
         return list(self._parameters)
+
+    @property
+    def lost(self) -> tuple[type[Exception], ...]:
+        """The classes of errors that say that what a tool needs is lost."""
+        return tuple(error for tool in self._tools.values() for error in tool.lost)
 
     def of(self, functions: Sequence[Callable[..., Any]]) -> "ToolBox":
         """Return the same tools with the functions of another episode, such as the methods of its object."""
