@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from outdo.config.environments import AGENT_LIMITS, LIMITS
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
@@ -19,6 +18,8 @@ from outdo.config.names import (
 from outdo.config.settings import leaves
 from outdo.config.trackers import tracker_options
 from outdo.extras.vllm.check import OWN_OPTIONS
+from outdo.extras.agents.check import LIMITS as AGENT_LIMITS
+from outdo.extras.episodes.check import LIMITS
 from outdo.utils.imports import signature_of
 
 ROOT = Path(__file__).parents[1]

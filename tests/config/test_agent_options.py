@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from outdo.config.environments import agent_of, environment_mistakes, options_of
+from outdo.config.environments import environment_mistakes, kind_of
+from outdo.config.names import AGENT
 from outdo.config.recipe import Piece
+from outdo.extras.agents.check import code_of, own_options
 
 CODE = """
 raise RuntimeError("this code is read, and not run")
@@ -45,9 +47,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_agent_is_told_by_its_signature(name: str, options: dict[str, Any], agent: str | None) -> None:
     piece = Piece(name=name, options={**options, "timeout": 5})
-    assert agent_of(piece) == agent
+    assert (kind_of(piece) == AGENT) == (agent is not None)
     assert list(environment_mistakes(piece)) == []
-    assert options_of(piece) == {key: value for key, value in options.items() if key != "run"}
+    if agent is not None:
+        assert code_of(piece) == agent
+        assert piece.options.keys() - own_options(piece).keys() == options.keys() - {"run"}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from agent_cases import ADD, SAMPLING, agent, ask, play, use_tools
 from episode_cases import TEMPLATE, call, question, tool_tokenizer
 from run_cases import wait_until
 
-from outdo.config.environments import GIVEN as GIVEN_IN_A_RECIPE
+from outdo.extras.agents.check import GIVEN as GIVEN_IN_A_RECIPE
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rewards import load_reward

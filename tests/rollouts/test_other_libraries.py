@@ -19,7 +19,7 @@ from outdo.config.recipe import Piece
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.adapt import adapt, episode_maker
 from outdo.testing import ScriptedEngine
-from outdo.trainer.environment import Episodes
+from outdo.trainer.environment import tools_of
 from outdo.types import Rollout
 
 SAMPLING = SamplingParams(max_tokens=600)
@@ -275,4 +275,4 @@ def test_a_recipe_names_a_game_of_textarena(tmp_path: Path):
         "class Game:\n    def reset(self, num_players, seed=None): self.state = 1\n    def get_observation(self): ...\n"
         "    def step(self, action): ...\n    def close(self): return self.state, {}\n"
     )
-    assert list(Episodes.load(Piece(name=f"{tmp_path / 'game.py'}:Game")).tools) == []
+    assert list(tools_of(Piece(name=f"{tmp_path / 'game.py'}:Game"))({})) == []

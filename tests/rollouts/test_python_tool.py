@@ -17,7 +17,7 @@ from outdo.rollouts.environments.episode import Player
 from outdo.rollouts.environments.python_tool import PythonTool
 from outdo.rollouts.environments.tools import ToolBox
 from outdo.testing import ScriptedEngine
-from outdo.trainer.environment import Episodes, environment_notes
+from outdo.trainer.environment import environment_notes, tools_of
 from outdo.types import Rollout
 from outdo.utils.errors import UserError
 
@@ -127,9 +127,9 @@ def test_without_a_sandbox_the_tool_is_refused_unless_that_is_allowed(monkeypatc
     monkeypatch.setattr(choose, "TIERS", {})
     open_sandbox.cache_clear()
     with pytest.raises(UserError, match=r"no sandbox for programs of the model works on this machine"):
-        Episodes.load(Piece(name="tools", options={"functions": ["python"]}))
+        tools_of(Piece(name="tools", options={"functions": ["python"]}))
     allowed = Piece(name="tools", options={"functions": {"name": "python", "unsafe_local": True}})
-    (schema,) = Episodes.load(allowed).tools
+    (schema,) = tools_of(allowed)({})
     assert list(schema["function"]["parameters"]["properties"]) == ["code"]
     (note,) = environment_notes(allowed)
     assert "the tool python runs programs in NO SANDBOX" in note

@@ -9,6 +9,7 @@ from episode_cases import TEMPLATE, dialogue, question, tool_tokenizer
 
 from outdo.config.environments import environment_mistakes
 from outdo.config.recipe import Piece
+from outdo.extras.episodes.environment import load_class
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -16,7 +17,6 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.episode import Reply
 from outdo.testing import ScriptedEngine, tiny_model
-from outdo.trainer.environment import Episodes
 from outdo.types import Batch, Rollout
 from outdo.utils.errors import RewardError
 
@@ -98,7 +98,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def environment_of(name: str, **options: Any) -> Dialogue:
     """The environment that a recipe names."""
-    episodes = Episodes.load(Piece(name=name, options=options))
+    episodes = load_class(Piece(name=name, options=options))
     environment = dialogue(max_failed=1.0)
     environment.make = episodes.make
     return environment

@@ -12,13 +12,14 @@ import pytest
 from episode_cases import call, question, tool_template
 
 from outdo.config.recipe import Piece
+from outdo.extras.episodes.environment import Episodes
+from outdo.extras.tools.environment import load_episodes
 from outdo.rewards.limits import WorkerLimits
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.tool_worker import ToolWorkers
 from outdo.rollouts.environments.tools import LateError, ToolError
 from outdo.testing import ScriptedEngine
-from outdo.trainer.environment import Episodes
 from outdo.utils.errors import MachineError, UserError
 
 TOOL = '''
@@ -149,7 +150,7 @@ def test_a_tool_whose_process_does_not_start_again_ends_the_run(tool: ToolWorker
 
 
 def episodes(**options: Any) -> Episodes:
-    return Episodes.load(Piece(name="tools", options={"functions": {"name": "tool.py:tool", **options}}))
+    return load_episodes(Piece(name="tools", options={"functions": {"name": "tool.py:tool", **options}}))
 
 
 def test_the_policy_reads_what_a_tool_of_a_recipe_did_and_each_fault_is_counted(

@@ -15,7 +15,7 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.config.rules import refusals
 from outdo.rewards import load_reward
 from outdo.trainer.engines import named_engine
-from outdo.trainer.environment import Episodes
+from outdo.trainer.environment import tools_of
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 
@@ -203,7 +203,7 @@ def by_itself(setting: str, piece: dict[str, Any], monkeypatch: pytest.MonkeyPat
         case "rewards":
             return mistakes(lambda: load_reward(piece).close())
         case "environment":
-            return mistakes(Episodes.load, Piece.model_validate(piece))
+            return mistakes(tools_of, Piece.model_validate(piece))
         case "engine":
             return mistakes(named_engine, to_toml(piece))
         case "train.objective":

@@ -12,8 +12,8 @@ from outdo.config.file import load
 from outdo.config.recipe import Piece
 from outdo.config.resume import source_files
 from outdo.config.tools import tools_in
+from outdo.extras.tools.environment import TOOLS
 from outdo.rollouts.environments.tools import ToolBox
-from outdo.trainer.environment import Episodes
 from outdo.trainer.tools import load_tools
 from outdo.utils.errors import UserError
 
@@ -76,9 +76,9 @@ def test_another_column_of_the_corpus_can_be_searched() -> None:
 
 
 def test_the_schema_of_a_search_is_part_of_the_prompt() -> None:
-    episodes = Episodes.load(tools({"name": "search", "corpus": "docs.jsonl"}))
-    assert [tool["function"]["name"] for tool in episodes.tools] == ["search"]
-    assert list(episodes.tools[0]["function"]["parameters"]["properties"]) == ["query"]
+    (schema,) = TOOLS.tools(tools({"name": "search", "corpus": "docs.jsonl"}))
+    assert schema["function"]["name"] == "search"
+    assert list(schema["function"]["parameters"]["properties"]) == ["query"]
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,37 @@
-"""The environment that a recipe may name: a list of functions, a class or an agent in the user's code, with options.
+"""The environment that a recipe may name. Each kind has a row in the tables of `outdo.config.names`.
 
 Several of them are one environment, `by_row`: the row of a question names the one in which it is played.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
-from outdo.config.names import AGENT, BY_ROW, ENVIRONMENT_REWARD, TOOLS
+from outdo.config.names import AGENT, BY_ROW, ENVIRONMENT_CHECKS, ENVIRONMENT_REWARD, EPISODE
 from outdo.config.recipe import Piece, Recipe
-from outdo.config.tools import tools_mistakes
 from outdo.utils.errors import UserError, did_you_mean
-from outdo.utils.imports import Signature, signature_of
-from outdo.utils.options import ANYTHING, NATURAL, POSITIVE, Check, is_text, no_such_name, option_mistakes
-
-SKYRL_ARGUMENTS = frozenset({"env_config", "extras"})
-"""The arguments of a class of SkyRL-Gym: a configuration, which a recipe may set, and the row, which outdo gives."""
-
-TINKER_ARGUMENTS = ("row", "tokenizer")
-"""The arguments of what makes an environment of tinker: outdo gives them."""
-
-LIMITS: Mapping[str, Check] = {"turns": NATURAL, "turn_tokens": NATURAL, "timeout": POSITIVE}
-"""The options of an environment: turns of the policy, tokens of one turn, seconds of one call."""
-
-AGENT_LIMITS = {**dict.fromkeys(("calls", "turn_tokens", "at_once"), NATURAL), "timeout": POSITIVE}
-"""The options of an agent: its calls, tokens of one answer, agents at the same time, seconds of one episode."""
-
-GIVEN: Mapping[str, str] = dict.fromkeys(("base_url", "api_key", "http_client", "model"), "every agent gets it")
-"""The arguments that an agent gets besides its row: a recipe cannot set them."""
+from outdo.utils.extras import load_extra, missing_extra
+from outdo.utils.imports import signature_of
+from outdo.utils.options import ANYTHING, Check, is_text, no_such_name, option_mistakes
 
 BY_ROW_OPTIONS: Mapping[str, Check] = {
     "environments": ANYTHING,
     "column": (is_text, "the name of a column"),
 }
 """The options of `by_row`: a table of environments, and the column of the data that names one of them."""
+
+
+class EnvironmentCheck(Protocol):
+    """Checks the environments of one kind, without torch, and without running the user's code."""
+
+    def mistakes(self, piece: Piece) -> Iterator[str]:
+        """Yield what is wrong with the name and the options of an environment; each sentence begins with its key."""
+        ...
+
+    def files(self, piece: Piece) -> list[Path]:
+        """Return the files that the environment depends on, besides the code that the recipe names."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -93,28 +91,20 @@ def check_environment(recipe: Recipe) -> Iterator[str]:
         yield "data.template: an environment needs the model's own chat template; leave it out"
 
 
-def agent_of(piece: Piece) -> str | None:
-    """Return the function or class that an environment runs as an agent; None if it is another environment.
+def kind_of(piece: Piece) -> str:
+    """Return the name that the kind of an environment has in the tables of names.
 
-    An agent is told by its signature: a function with the parameter `base_url`, or an asynchronous one.
+    Of the user's code, an agent is told by its signature: a function with the parameter `base_url`, or an asynchronous
+    one. All else makes episodes.
     """
-    if piece.name == AGENT:
-        return str(piece.options.get("run", ""))
     if ":" not in piece.name:
-        return None
+        return piece.name
     try:
         signature = signature_of(piece.name)
     except UserError:
-        return None
+        return EPISODE
     is_agent = signature.is_async or (not signature.is_class and "base_url" in signature.parameters)
-    return piece.name if is_agent else None
-
-
-def options_of(piece: Piece) -> dict[str, Any]:
-    """Return the options that are arguments of the user's code: those that outdo does not read itself."""
-    own = LIMITS if agent_of(piece) is None else AGENT_LIMITS
-    own = (*own, "run") if piece.name == AGENT else own
-    return {name: value for name, value in piece.options.items() if name not in own}
+    return AGENT if is_agent else EPISODE
 
 
 def environment_mistakes(piece: Piece) -> Iterator[str]:
@@ -122,14 +112,23 @@ def environment_mistakes(piece: Piece) -> Iterator[str]:
     if piece.name == BY_ROW:
         yield from _by_row_mistakes(piece)
         return
-    if piece.name not in (TOOLS, AGENT) and ":" not in piece.name:
-        yield no_such_name("environment", piece.name, [TOOLS, AGENT, BY_ROW], own="file.py:Class")
-        return
-    if piece.name == TOOLS:
-        yield from option_mistakes("environment", TOOLS, piece.options, checks={"functions": ANYTHING, **LIMITS})
-        yield from tools_mistakes(piece.options)
+    kind = kind_of(piece)
+    if kind not in ENVIRONMENT_CHECKS:
+        known = [name for name in (*ENVIRONMENT_CHECKS, BY_ROW) if name != EPISODE]
+        yield no_such_name("environment", piece.name, known, own=EPISODE)
+    elif missing := missing_extra(ENVIRONMENT_CHECKS[kind], "environment"):
+        yield missing
     else:
-        yield from _code_mistakes(piece, agent_of(piece))
+        yield from _check_of(piece).mistakes(piece)
+
+
+def environment_files(piece: Piece | None) -> list[Path]:
+    """Return the files that an environment depends on, besides the code that the recipe names."""
+    return [path for each in all_environments(piece) for path in _check_of(each).files(each)]
+
+
+def _check_of(piece: Piece) -> EnvironmentCheck:
+    return load_extra(ENVIRONMENT_CHECKS[kind_of(piece)], "environment")
 
 
 def _by_row_mistakes(piece: Piece) -> Iterator[str]:
@@ -144,29 +143,3 @@ def _by_row_mistakes(piece: Piece) -> Iterator[str]:
             continue
         for mistake in environment_mistakes(each):
             yield f"environment.environments.{name}{mistake.removeprefix('environment')}"
-
-
-def _code_mistakes(piece: Piece, agent: str | None) -> Iterator[str]:
-    """Yield what is wrong with a class of the user, or with the function or class that is an agent."""
-    name = piece.name if agent is None else agent
-    if ":" not in name:
-        yield f'environment.run: expected "file.py:function" or "file.py:Class", found {name!r}'
-        return
-    try:
-        signature = signature_of(name)
-    except UserError as error:
-        yield from (f"environment: {mistake}" for mistake in error.problems)
-        return
-    given = {} if agent is None or signature.is_class else GIVEN
-    if given and not signature.parameters:
-        yield f"environment: {name} has no parameter for the row; expected run(row, *, base_url, ...)"
-    takes = signature.without((*given, *signature.parameters[:1]) if given else ())
-    takes = replace(takes, required=tuple(_needed(takes)))
-    checks = LIMITS if agent is None else AGENT_LIMITS if piece.name != AGENT else {**AGENT_LIMITS, "run": ANYTHING}
-    yield from option_mistakes("environment", name, piece.options, takes, own=True, checks=checks, given=given)
-
-
-def _needed(takes: Signature) -> Iterator[str]:
-    """Yield the parameters without a default that outdo does not fill for a class of another library."""
-    of_skyrl = SKYRL_ARGUMENTS if {*takes.options} >= SKYRL_ARGUMENTS else ()
-    yield from (each for each in takes.required if each not in (*of_skyrl, *TINKER_ARGUMENTS))

@@ -228,9 +228,6 @@ REASONING_GYM = "reasoning-gym:"
 ENVIRONMENT_REWARD = "environment"
 """The reward of a recipe whose environment gives all rewards."""
 
-TOOLS = "tools"
-"""The environment that is a list of functions."""
-
 SEARCH = "search"
 """The tool that searches a corpus."""
 
@@ -243,11 +240,31 @@ PYTHON = "python"
 TOOL_NAMES = (SEARCH, MCP, PYTHON)
 """The tools that outdo has; every other one is a function in user's code."""
 
+TOOLS = "tools"
+"""The environment that is a list of functions."""
+
 AGENT = "agent"
-"""The environment that runs an agent, `run = "file.py:name"`; every other one is a class or an agent in user's code."""
+"""The environment that runs an agent, `run = "file.py:name"`."""
+
+EPISODE = "file.py:Class"
+"""Stands for every environment that is a class in the user's code."""
+
+ENVIRONMENTS = {
+    TOOLS: "outdo.extras.tools.environment:TOOLS",
+    AGENT: "outdo.extras.agents.environment:AGENT",
+    EPISODE: "outdo.extras.episodes.environment:EPISODE",
+}
+"""What opens the environments of each kind: an `EnvironmentKind` of `outdo.trainer.environment`."""
+
+ENVIRONMENT_CHECKS = {
+    TOOLS: "outdo.extras.tools.check:CHECK",
+    AGENT: "outdo.extras.agents.check:CHECK",
+    EPISODE: "outdo.extras.episodes.check:CHECK",
+}
+"""What checks the options of each kind, without torch: an `EnvironmentCheck` of `outdo.config.environments`."""
 
 BY_ROW = "by_row"
-"""The environment that plays each question in the one that its row names, of several."""
+"""Plays each question in the environment that its row names, of several."""
 
 BUILTIN_ENGINE = "builtin"
 """The engine that samples from the trainer's own weights."""

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outdo.config.environments import all_environments
-from outdo.config.names import TOOLS
+from outdo.config.environments import environment_files
 from outdo.config.recipe import Recipe
-from outdo.config.tools import tool_files
 from outdo.utils.errors import UserError
 from outdo.utils.imports import source_file, split, with_neighbours
 
@@ -150,12 +148,11 @@ def source_files(recipe: Recipe) -> list[Path]:
     """Return the source files that a recipe names as `file.py:name` or `package.module:name`.
 
     They are those of its rewards, its environment and the pieces of its method, each with the modules of its folder
-    that it imports, and the files that its tools read.
+    that it imports, and the files that its environment reads.
     """
     named = recipe.model_dump(mode="json", include={"rewards", "train", "optim", "environment"})
     specs = {text for text in _texts(named) if _SPEC.fullmatch(text)}
-    with_tools = [each.options for each in all_environments(recipe.environment) if each.name == TOOLS]
-    read = {path.resolve() for options in with_tools for path in tool_files(options)}
+    read = {path.resolve() for path in environment_files(recipe.environment)}
     return sorted({path for spec in specs for path in _sources(spec)} | read)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import outdo
 from outdo.cli.quickstart.model import CHAT_TOKENS
 from outdo.cli.quickstart.task import Data, Row, SmallModel, Task
-from outdo.rollouts.environments.episode import Reply
 from outdo.types import Prompt
 
 HIGHEST = 7
@@ -33,16 +33,16 @@ class Game:
         """Take the number from the answer of the question."""
         self.secret = int(prompt.answer)
 
-    def reply(self, message: dict[str, Any]) -> Reply:
+    def reply(self, message: dict[str, Any]) -> "outdo.Reply":
         """Say whether the number is higher or lower than the guess."""
         text = message["content"]
         guess = int(text) if text.isdecimal() else 0
         self.found = guess == self.secret
         if self.found:
-            return Reply(done=True)
+            return outdo.Reply(done=True)
         possible = self.lowest <= guess <= self.highest
         hint = self.hint(guess)
-        return Reply(messages=[{"role": "user", "content": hint}], reward=-0.1 if possible else -0.3)
+        return outdo.Reply(messages=[{"role": "user", "content": hint}], reward=-0.1 if possible else -0.3)
 
     def hint(self, guess: int) -> str:
         """Return the hint for a wrong guess, and exclude the numbers that it excludes."""

@@ -1,0 +1,144 @@
+"""Open an environment of several turns: a class in the user's code makes its episodes."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from outdo.config.recipe import Piece
+from outdo.extras.episodes.check import LIMITS
+from outdo.models.policy import Policy
+from outdo.rewards.types import Reward
+from outdo.rollouts.environments.adapt import episode_maker
+from outdo.rollouts.environments.dialogue import Dialogue
+from outdo.rollouts.environments.episode import Player
+from outdo.rollouts.environments.template import Template
+from outdo.rollouts.environments.tools import ToolBox
+from outdo.utils.errors import ModelError, UserError
+from outdo.utils.imports import resolve
+
+TIMEOUT = 10.0
+"""Seconds of one call of a tool or of an environment, where the recipe does not set them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """The user's side of the episodes of a recipe."""
+
+    make: Callable[[], Player]
+    tools: Sequence[dict[str, Any]]  # the schemas, for the prompt
+    turns: int = 8
+    turn_tokens: int | None = None
+
+
+def timeout_of(piece: Piece) -> float:
+    """Return the seconds that one call of a tool or of the environment may take."""
+    return float(piece.options.get("timeout", TIMEOUT))
+
+
+def limits_of(piece: Piece) -> dict[str, Any]:
+    """Return the limits of an episode that a recipe sets, besides that of one call."""
+    return {name: piece.options[name] for name in ("turns", "turn_tokens") if name in piece.options}
+
+
+def load_class(piece: Piece) -> Episodes:
+    """Import the class that the environment of a recipe names, and begin one episode to learn its tools.
+
+    Raises `UserError` with everything that is wrong with it.
+    """
+    options = {name: value for name, value in piece.options.items() if name not in LIMITS}
+    make_episode, timeout = episode_maker(resolve(piece.name), options), timeout_of(piece)
+    try:
+        first = make_episode()
+    except Exception as error:  # the user's class may raise anything
+        raise UserError([f"environment: {piece.name} raised {type(error).__name__}: {error}"]) from error
+    tools = ToolBox(getattr(first, "tools", ()))
+    Player(first, tools, timeout=timeout).close()
+
+    def player() -> Player:
+        episode = make_episode()
+        return Player(episode, tools.of(getattr(episode, "tools", ())), timeout=timeout)
+
+    return Episodes(make=player, tools=tools.schemas, **limits_of(piece))
+
+
+class EpisodeKind:
+    """Environments that are played in turns: `load` makes the episodes of a recipe, `notes` says what is unusual."""
+
+    def __init__(
+        self, load: Callable[[Piece], Episodes], notes: Callable[[Piece], list[str]] = lambda piece: []
+    ) -> None:
+        self.load = load
+        self._notes = notes
+
+    def tools(self, piece: Piece) -> Sequence[dict[str, Any]]:
+        """Return the schemas of the tools, which are part of every prompt."""
+        return self.load(piece).tools
+
+    def open(
+        self,
+        piece: Piece,
+        policy: Policy,
+        reward: Reward,
+        *,
+        system: str | None,
+        longest_prompt: int | None,
+        max_failed: float,
+        step_timeout: float | None,
+    ) -> Dialogue:
+        """Return the environment. Raises `UserError` if the policy's chat template does not give its tokens exactly."""
+        episodes = self.load(piece)
+        return Dialogue(
+            episodes.make,
+            exact_template(policy.tokenizer, episodes, end_ids=policy.end_ids, system=system),
+            reward,
+            turns=episodes.turns,
+            turn_tokens=episodes.turn_tokens,
+            context=policy.context,
+            max_failed=max_failed,
+            step_timeout=step_timeout,
+        )
+
+    def examine(
+        self, piece: Piece, tokenizer: PreTrainedTokenizerBase, *, end_ids: Collection[int], system: str | None
+    ) -> list[str]:
+        """Return notes on the turns, the tools and the chat template. Raises `UserError` as `open` does."""
+        episodes = self.load(piece)
+        template = exact_template(tokenizer, episodes, end_ids=end_ids, system=system)
+        names = ", ".join(tool["function"]["name"] for tool in episodes.tools) or "none"
+        turns = f"environment: at most {episodes.turns} turns; tools: {names}"
+        return [turns, *self.notes(piece), f"chat template: {template.properties}"]
+
+    def notes(self, piece: Piece) -> list[str]:
+        """Return what is unusual about the environment."""
+        return self._notes(piece)
+
+
+def exact_template(
+    tokenizer: PreTrainedTokenizerBase, episodes: Episodes, *, end_ids: Collection[int], system: str | None
+) -> Template:
+    """Return the chat template of a model with the tools of episodes. Raises `UserError` if it is not exact."""
+    template = chat_template(tokenizer, end_ids=end_ids, tools=episodes.tools, system=system)
+    try:
+        template.check()
+    except ModelError as error:
+        raise UserError([f"environment: {error}"]) from error
+    return template
+
+
+def chat_template(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    end_ids: Collection[int],
+    system: str | None,
+    tools: Sequence[dict[str, Any]] = (),
+) -> Template:
+    """Return the chat template of a model. Raises `UserError` if it has none that can be used."""
+    try:
+        return Template(tokenizer, end_ids=end_ids, tools=tools, system=system)
+    except ModelError as error:
+        raise UserError([f"environment: {error}"]) from error
+
+
+EPISODE = EpisodeKind(load_class)
