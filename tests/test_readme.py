@@ -17,9 +17,9 @@ from outdo.config.names import (
 )
 from outdo.config.settings import leaves
 from outdo.config.trackers import tracker_options
-from outdo.extras.vllm.check import OWN_OPTIONS
 from outdo.extras.agents.check import LIMITS as AGENT_LIMITS
 from outdo.extras.episodes.check import LIMITS
+from outdo.extras.vllm.check import OWN_OPTIONS
 from outdo.utils.imports import signature_of
 
 ROOT = Path(__file__).parents[1]

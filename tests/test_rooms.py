@@ -1,4 +1,4 @@
-"""Each folder of `outdo.extras` can be deleted: the rest works, and a recipe that names it is told so in one sentence."""
+"""Each folder of `outdo.extras` can be deleted: the rest works, and a recipe that names it gets one sentence."""
 
 import json
 import os

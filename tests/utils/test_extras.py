@@ -12,7 +12,11 @@ from outdo.utils.extras import extra_of, load_extra, missing_extra
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Add two extras to outdo: one that works, and one that imports a package that nobody has."""
-    for name, source in (("works", "class Kind: ..."), ("needs", "import package_that_nobody_has.part")):
+    for name, source in (
+        ("works", "class Kind: ..."),
+        ("needs", "import package_that_nobody_has.part"),
+        ("needs_another", "import outdo.extras.deleted.kind"),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("")
         (tmp_path / name / "kind.py").write_text(source)
@@ -40,6 +44,12 @@ def test_a_deleted_extra_is_one_sentence(ask):
     except UserError as error:
         found = list(error.problems)
     assert found == ["engine: needs outdo.extras.deleted, which this installation of outdo does not have"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_deleted_extra_that_another_one_needs_is_one_sentence():
+    with pytest.raises(UserError, match=r"^agent: needs outdo\.extras\.deleted, which this installation"):
+        load_extra("outdo.extras.needs_another.kind:Kind", "agent")
 
 
 @pytest.mark.usefixtures("folder")

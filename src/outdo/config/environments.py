@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from outdo.config.names import AGENT, BY_ROW, ENVIRONMENT_CHECKS, ENVIRONMENT_REWARD, EPISODE
 from outdo.config.recipe import Piece, Recipe
 from outdo.utils.errors import UserError, did_you_mean
-from outdo.utils.extras import load_extra, missing_extra
+from outdo.utils.extras import load_extra
 from outdo.utils.imports import signature_of
 from outdo.utils.options import ANYTHING, Check, is_text, no_such_name, option_mistakes
 
@@ -116,10 +116,13 @@ def environment_mistakes(piece: Piece) -> Iterator[str]:
     if kind not in ENVIRONMENT_CHECKS:
         known = [name for name in (*ENVIRONMENT_CHECKS, BY_ROW) if name != EPISODE]
         yield no_such_name("environment", piece.name, known, own=EPISODE)
-    elif missing := missing_extra(ENVIRONMENT_CHECKS[kind], "environment"):
-        yield missing
+        return
+    try:
+        check = _check_of(piece)
+    except UserError as error:
+        yield from error.problems
     else:
-        yield from _check_of(piece).mistakes(piece)
+        yield from check.mistakes(piece)
 
 
 def environment_files(piece: Piece | None) -> list[Path]:

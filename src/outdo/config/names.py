@@ -228,18 +228,6 @@ REASONING_GYM = "reasoning-gym:"
 ENVIRONMENT_REWARD = "environment"
 """The reward of a recipe whose environment gives all rewards."""
 
-SEARCH = "search"
-"""The tool that searches a corpus."""
-
-MCP = "mcp"
-"""The tools of a server of the Model Context Protocol."""
-
-PYTHON = "python"
-"""The tool that runs programs of the policy in a sandbox."""
-
-TOOL_NAMES = (SEARCH, MCP, PYTHON)
-"""The tools that outdo has; every other one is a function in user's code."""
-
 TOOLS = "tools"
 """The environment that is a list of functions."""
 

@@ -5,11 +5,22 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.fields import Piece
-from outdo.config.names import MCP, PYTHON, SEARCH, TOOL_NAMES
 from outdo.utils.errors import UserError
 from outdo.utils.imports import Signature, signature_of
 from outdo.utils.options import BOOLEAN, MIB, NATURAL, POSITIVE, Check, is_text, is_url, no_such_name, option_mistakes
 from outdo.utils.secrets import SecretPlace, has_secret_name, has_secret_value
+
+SEARCH = "search"
+"""The tool that searches a corpus."""
+
+MCP = "mcp"
+"""The tools of a server of the Model Context Protocol."""
+
+PYTHON = "python"
+"""The tool that runs programs of the policy in a sandbox."""
+
+TOOL_NAMES = (SEARCH, MCP, PYTHON)
+"""The tools that outdo has; every other one is a function in user's code."""
 
 
 def _are_texts(value: Any) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outdo.config.names import MCP, PYTHON, SEARCH
 from outdo.config.recipe import Piece
+from outdo.config.tools import MCP, PYTHON, SEARCH
 from outdo.data.files import read_rows, shorten
 from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.sandbox import Limits, open_sandbox

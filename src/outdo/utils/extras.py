@@ -18,8 +18,8 @@ PACKAGE = "outdo.extras"
 def load_extra(spec: str, key: str) -> Any:
     """Import the object that `"module:object"` names, in an extra or in the core.
 
-    `key` is the setting or the command that asks for it. Raises `UserError`, one sentence, if the extra was deleted, or
-    if a package that it needs is not installed.
+    `key` is the setting or the command that asks for it. Raises `UserError`, one sentence, if the extra or another one
+    that it needs was deleted, or if a package that it needs is not installed.
     """
     module, name = split(spec)
     if mistake := missing_extra(spec, key):
@@ -27,6 +27,8 @@ def load_extra(spec: str, key: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
+        if mistake := missing_extra(str(error.name), key):
+            raise UserError([mistake]) from error
         package, extra = str(error.name).partition(".")[0], extra_of(spec)
         if extra is None or package == PACKAGE.partition(".")[0]:
             raise
