@@ -89,9 +89,10 @@ class EpisodeKind:
     ) -> Dialogue:
         """Return the environment. Raises `UserError` if the policy's chat template does not give its tokens exactly."""
         episodes = self.load(piece)
+        tokenizer, tools = policy.tokenizer, episodes.tools
         return Dialogue(
             episodes.make,
-            exact_template(policy.tokenizer, episodes, end_ids=policy.end_ids, system=system),
+            chat_template(tokenizer, end_ids=policy.end_ids, system=system, tools=tools, exact=True),
             reward,
             turns=episodes.turns,
             turn_tokens=episodes.turn_tokens,
@@ -105,7 +106,7 @@ class EpisodeKind:
     ) -> list[str]:
         """Return notes on the turns, the tools and the chat template. Raises `UserError` as `open` does."""
         episodes = self.load(piece)
-        template = exact_template(tokenizer, episodes, end_ids=end_ids, system=system)
+        template = chat_template(tokenizer, end_ids=end_ids, system=system, tools=episodes.tools, exact=True)
         names = ", ".join(tool["function"]["name"] for tool in episodes.tools) or "none"
         turns = f"environment: at most {episodes.turns} turns; tools: {names}"
         return [turns, *self.notes(piece), f"chat template: {template.properties}"]
@@ -115,30 +116,22 @@ class EpisodeKind:
         return self._notes(piece)
 
 
-def exact_template(
-    tokenizer: PreTrainedTokenizerBase, episodes: Episodes, *, end_ids: Collection[int], system: str | None
-) -> Template:
-    """Return the chat template of a model with the tools of episodes. Raises `UserError` if it is not exact."""
-    template = chat_template(tokenizer, end_ids=end_ids, tools=episodes.tools, system=system)
-    try:
-        template.check()
-    except ModelError as error:
-        raise UserError([f"environment: {error}"]) from error
-    return template
-
-
 def chat_template(
     tokenizer: PreTrainedTokenizerBase,
     *,
     end_ids: Collection[int],
     system: str | None,
     tools: Sequence[dict[str, Any]] = (),
+    exact: bool = False,
 ) -> Template:
-    """Return the chat template of a model. Raises `UserError` if it has none that can be used."""
+    """Return the chat template of a model. Raises `UserError` if there is none, or if it has to be exact and is not."""
     try:
-        return Template(tokenizer, end_ids=end_ids, tools=tools, system=system)
+        template = Template(tokenizer, end_ids=end_ids, tools=tools, system=system)
+        if exact:
+            template.check()
     except ModelError as error:
         raise UserError([f"environment: {error}"]) from error
+    return template
 
 
 EPISODE = EpisodeKind(load_class)
