@@ -19,6 +19,7 @@ from outdo.rewards import InProcessReward
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.model import RewardModel, fit
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
+from outdo.rewards.types import RewardContext
 from outdo.storage.checkpoint import weights_hash
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model
@@ -101,9 +102,9 @@ def test_a_whole_reward_model_in_fewer_bytes_is_frozen_up_to_its_head(policy: Pa
     assert list(trained_weights(model.model)) == ["score.weight"]
     assert (scores(model) - scores(whole)).abs().max() < 0.05
     with pytest.raises(UserError, match=r'base_weights = "bfloat16": all weights of .* are trained'):
-        reward_model(None, path=str(tmp_path / "whole"), labels="exact", every=2, base_weights="bfloat16")
+        reward_model(RewardContext(), path=str(tmp_path / "whole"), labels="exact", every=2, base_weights="bfloat16")
     with pytest.raises(UserError, match="base_weights must be one of auto, float32, bfloat16, int8, nf4"):
-        reward_model(None, path=str(tmp_path / "whole"), base_weights="int4")  # type: ignore[arg-type]
+        reward_model(RewardContext(), path=str(tmp_path / "whole"), base_weights="int4")  # type: ignore[arg-type]
 
 
 def test_it_is_trained_further_from_its_folder_and_from_a_whole_reward_model(policy: Path, tmp_path: Path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outdo.config.file import load
 from outdo.rewards import (
     BUILTIN,
     FailureCount,
@@ -29,7 +30,8 @@ DOCUMENTATION = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
 EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?def (\w+).*?)```", DOCUMENTATION, re.S)
 
 
-@pytest.mark.parametrize("name", sorted({*BUILTIN} - {"reasoning_gym", "judge"}))  # they have tests of their own
+# The others have tests of their own.
+@pytest.mark.parametrize("name", sorted({*BUILTIN} - {"reasoning_gym", "judge", "reward_model"}))
 def test_every_built_in_name_scores(name: str, sample: Sample):
     options = {"overlong": {"max_tokens": 1, "cache": 1}, "code": {"unsafe_local": True}}.get(name, {})
     reward = load_reward({"name": name, **options})
@@ -105,6 +107,17 @@ def test_all_mistakes_of_a_list_are_reported():
     with pytest.raises(UserError) as caught:
         load_reward(["exakt", ("format", 0.5), {"name": "nowhere.py:f"}])
     assert len(caught.value.problems) == 2
+
+
+def test_a_reward_whose_code_was_deleted_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(BUILTIN, "judge", "outdo.extras.deleted:judge")
+    sentence = "needs outdo.extras.deleted, which this installation of outdo does not have"
+    with pytest.raises(UserError) as caught:
+        load_reward({"name": "judge", "url": 3})
+    assert list(caught.value.problems) == [f"rewards.judge: {sentence}"]
+    with pytest.raises(UserError) as caught:
+        load(None, ["model=m", "data.path=d", 'rewards={name = "judge", url = 3}'])
+    assert list(caught.value.problems) == [f"command line: rewards = judge: {sentence}"]
 
 
 # ---- options

@@ -19,6 +19,7 @@ from outdo.rewards.exact import exact
 from outdo.rewards.format import format, matches
 from outdo.rewards.last_number import final_number, last_number
 from outdo.rewards.matchers import MATCHERS as READERS
+from outdo.rewards.matchers import matcher_called
 from outdo.rewards.math import math
 from outdo.rewards.multiple_choice import multiple_choice
 from outdo.utils.errors import UserError
@@ -123,7 +124,7 @@ def test_a_number_that_is_too_long_is_ignored():
 @given(st.text(alphabet="0123456789,./-$%e#\\boxed{}()*^answer: <>k½²\n", max_size=60))
 @pytest.mark.parametrize("name", READERS)
 def test_no_text_raises_an_exception(name: str, text: str):
-    READERS[name].read(text)
+    matcher_called(name).read(text)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_a_long_text_takes_a_time_that_grows_with_its_length(name: str, part: st
 
     def seconds(length: int) -> float:
         began = process_time()
-        READERS[name].read(part * (length // len(part)))
+        matcher_called(name).read(part * (length // len(part)))
         return process_time() - began
 
     assert min(seconds(120_000) for _ in range(3)) < 10 * max(min(seconds(30_000) for _ in range(3)), 0.005)

@@ -15,6 +15,7 @@ from outdo.rewards import InProcessReward, RewardInput, Status
 from outdo.rewards.comparisons import Comparison, Ranking, comparison_loss, comparisons_of, pairs_of, ranking_of
 from outdo.rewards.model import RewardModel, fit, shuffled_epochs
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
+from outdo.rewards.types import RewardContext
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
@@ -169,7 +170,7 @@ def test_loading_does_not_change_the_global_random_state(policy):
 
 
 @pytest.mark.parametrize(
-    "make", [RewardModel.load, RewardModel.from_policy, lambda path: reward_model(None, path=str(path))]
+    "make", [RewardModel.load, RewardModel.from_policy, lambda path: reward_model(RewardContext(), path=str(path))]
 )
 def test_the_error_for_a_missing_folder_offers_the_nearest_name(make, saved):
     with pytest.raises(ModelError, match=r"no folder 'rewrad'.*did you mean reward"):
@@ -432,9 +433,9 @@ def test_labels_that_fail_stop_the_run(saved):
 
 
 def test_a_reward_model_in_a_recipe_is_trained_only_with_labels(saved):
-    plain = reward_model(None, path=str(saved), device="cpu")
+    plain = reward_model(RewardContext(), path=str(saved), device="cpu")
     assert isinstance(plain, RewardModel)
-    live = reward_model(None, path=str(saved), labels="exact", every=10, lr=1e-4, device="cpu")
+    live = reward_model(RewardContext(), path=str(saved), labels="exact", every=10, lr=1e-4, device="cpu")
     assert isinstance(live, OnlineRewardModel)
     assert live.model.optimiser.settings.lr == 1e-4
     assert (live.name, live.labels.name) == ("reward_model", "exact")
@@ -443,7 +444,7 @@ def test_a_reward_model_in_a_recipe_is_trained_only_with_labels(saved):
 
 def test_all_wrong_options_are_reported_at_once(tmp_path):
     with pytest.raises(UserError) as caught:
-        reward_model(None, path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
+        reward_model(RewardContext(), path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
     assert [each.split(" must")[0] for each in caught.value.problems] == [
         "reward_model: labels and every",
         "reward_model: replay",

@@ -15,7 +15,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.model import RewardModel
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
-from outdo.rewards.types import RewardInput
+from outdo.rewards.types import RewardContext, RewardInput
 from outdo.storage.state_file import pack, unpack
 from outdo.types import Group, Prompt
 from outdo.utils.errors import ModelError, NonFiniteWeightsError
@@ -126,8 +126,8 @@ def a_reward_model_of_a_run_is_refreshed_in_parts(replicas: Replicas) -> None:
     """By the name of the piece in a recipe."""
     folder = saved_classifier(replicas, "refreshed")
     models = [
-        reward_model(pool, path=str(folder), labels="exact", every=1, steps=3, batch=3, lr=1e-3, device="cpu")
-        for pool in (None, dividing(replicas))
+        reward_model(context, path=str(folder), labels="exact", every=1, steps=3, batch=3, lr=1e-3, device="cpu")
+        for context in (RewardContext(), RewardContext(division=dividing(replicas)))
     ]
     groups = [group_of(number) for number in range(5)]
     measured = []
@@ -159,7 +159,7 @@ def an_adapter_of_a_reward_model_is_whole(replicas: Replicas) -> None:
         RewardModel.load(folder, device="cpu", adapter=adapter_config("lora", r=2)).save(Path("adapter"))
 
     replicas.from_first(write)
-    model = reward_model(dividing(replicas), path="adapter", device="cpu")
+    model = reward_model(RewardContext(division=dividing(replicas)), path="adapter", device="cpu")
     assert not model.is_divided
     assert not any(map(is_sharded, model.model.parameters()))  # type: ignore[union-attr]
 

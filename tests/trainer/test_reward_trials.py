@@ -7,6 +7,7 @@ import pytest
 
 from outdo.config.file import load
 from outdo.data.splits import load_questions
+from outdo.rewards import load_reward
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer import reward_trials
 from outdo.trainer.description import describe_run
@@ -90,6 +91,8 @@ def test_programs_are_not_tried_on_their_tests_and_the_sandbox_is_named(tmp_path
     assert result.notes[0] == "an answer is right if code accepts it (the only matcher)"
     assert result.notes[1].startswith("the reward code runs programs in ")
     folder = RunFolder(tmp_path)
-    describe_run(folder, SimpleNamespace(recipe=recipe, commits={}), 0, [])  # type: ignore[arg-type]
+    reward = load_reward([spec for spec, _ in recipe.reward_functions])
+    describe_run(folder, SimpleNamespace(recipe=recipe, commits={}, reward=reward), 0, [])  # type: ignore[arg-type]
     (sandbox,) = json.loads(folder.environment.read_text())["sandboxes"]
     assert result.notes[1].endswith(sandbox)
+    reward.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from outdo.config.fields import WeightedReward
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
@@ -23,15 +24,16 @@ from outdo.config.names import (
     LOWEST_LOSS_0,
     NOT_COMPOSED,
     OBJECTIVES,
+    PLACES,
     REWARDS,
     SCHEDULES,
     STOPS,
     WITH_REFERENCE,
 )
 from outdo.config.options import effective_options
-from outdo.config.recipe import Piece, Recipe, reward_options
+from outdo.config.recipe import Piece, Recipe
 from outdo.config.unknown_settings import listed_hint
-from outdo.rewards.loading import IN_WORKERS, runs_in_worker
+from outdo.rewards.loading import RUN_IN_WORKER, runs_in_worker
 from outdo.rewards.options import reward_mistakes
 from outdo.utils.errors import UserError
 from outdo.utils.extras import missing_extra
@@ -124,16 +126,23 @@ def _check_rewards(recipe: Recipe) -> Iterator[str]:
         wrong_name = list(check_name("rewards", reward.name, REWARDS))
         yield from wrong_name
         if not wrong_name:
-            options, builtin = reward_options(reward, recipe.sampling.max_tokens), reward.name in REWARDS
+            options, builtin = recipe.options_of(reward), reward.name in REWARDS
             signature = signature_of(REWARDS.get(reward.name, reward.name))
             yield from reward_mistakes(reward.name, options, signature, builtin=builtin)
-        if reward.place not in (None, "ray"):
-            yield f'rewards.{reward.name}.place: expected "ray", found {reward.place!r}; leave it out for this machine'
-        elif not wrong_name and reward.place and not runs_in_worker(reward.name):
-            yield (
-                f"rewards.{reward.name}.place: Ray places the rewards that have worker processes: file.py:name, "
-                f"{', '.join(sorted(IN_WORKERS))}"
-            )
+        if reward.place is not None:
+            yield from _check_place(reward, is_known=not wrong_name)
+
+
+def _check_place(reward: WeightedReward, *, is_known: bool) -> Iterator[str]:
+    key, place = f"rewards.{reward.name}.place", PLACES.get(str(reward.place))
+    if place is None:
+        expected = " or ".join(f'"{each}"' for each in PLACES)
+        yield f"{key}: expected {expected}, found {reward.place!r}; leave it out for this machine"
+    elif missing := missing_extra(place, key):
+        yield missing
+    elif is_known and not runs_in_worker(reward.name):
+        in_workers = ", ".join(sorted(RUN_IN_WORKER))
+        yield f"{key}: Ray places the rewards that have worker processes: file.py:name, {in_workers}"
 
 
 def _check_piece(
@@ -171,8 +180,8 @@ def check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
         yield no_such_name(key, name, list(known), own="file.py:name")
         return
     spec = known.get(name, name)
-    if mistake := missing_extra(spec, key):
-        yield mistake
+    if missing := missing_extra(spec, f'{key} = "{name}"'):
+        yield missing
         return
     try:
         signature_of(spec)

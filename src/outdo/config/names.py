@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from outdo.rewards.loading import BUILTIN
-from outdo.utils.reward_names import REWARD_MODEL
 
 PRESETS = "outdo.algorithms.objectives.presets"
 OBJECTIVES = {
@@ -207,10 +206,11 @@ COEFFICIENTS = {
 
 QUANTISED = ("int8", "nf4")
 """Kinds of frozen `weights` whose layers have 8 or 4 bits a weight."""
-JUDGE = "judge"
-"""The reward that another model gives, over the network."""
 
-REWARDS = BUILTIN | {REWARD_MODEL: "outdo.rewards.online_model:reward_model"}
+REWARDS = BUILTIN
+PLACES = {"ray": "outdo.trainer.ray_rewards:RayReward"}
+"""Where the worker processes of a reward may run, other than on this machine."""
+
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit", "sgd", "polyak")}
 SCHEDULES = {name: f"outdo.models.schedules:{name}" for name in ("constant", "linear", "cosine")}
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}

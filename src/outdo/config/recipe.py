@@ -34,7 +34,8 @@ from outdo.config.fields import (
     Sources,
     WeightedReward,
 )
-from outdo.config.names import BUILTIN_ENGINE, DEFAULT_ADVANTAGE, REWARD_MODEL, WITH_CRITIC
+from outdo.config.names import BUILTIN_ENGINE, DEFAULT_ADVANTAGE, WITH_CRITIC
+from outdo.utils.reward_names import REWARD_MODEL
 
 RUNS = Path("runs")
 """The folder of runs that have a name and not a path."""
@@ -296,12 +297,6 @@ class Record(Section):
     )
 
 
-def reward_options(reward: WeightedReward, max_tokens: int) -> dict[str, Any]:
-    """Return the options that the function of a reward gets; `overlong` gets the longest answer by default."""
-    defaults = {"max_tokens": max_tokens} if reward.name == "overlong" else {}
-    return defaults | {name: value for name, value in reward.options.items() if name != "place"}
-
-
 class Recipe(Section):
     """All settings of a run."""
 
@@ -372,13 +367,17 @@ class Recipe(Section):
     @property
     def reward_functions(self) -> list[tuple[dict[str, Any], float]]:
         """The rewards that are not reward models: the specification that `load_reward` takes, and the weight."""
-        return [(spec, each.weight) for each, spec in self.reward_specs]
+        functions = [each for each in self.rewards if each.name != REWARD_MODEL]
+        return [({"name": each.name, **self.options_of(each)}, each.weight) for each in functions]
 
-    @property
-    def reward_specs(self) -> list[tuple[WeightedReward, dict[str, Any]]]:
-        """The rewards that are not reward models, each with the specification that `load_reward` takes."""
-        longest, functions = self.sampling.max_tokens, [each for each in self.rewards if each.name != REWARD_MODEL]
-        return [(each, {"name": each.name, **reward_options(each, longest)}) for each in functions]
+    def options_of(self, reward: WeightedReward) -> dict[str, Any]:
+        """Return the options that a reward gets; of those left out, some follow from other settings of the recipe."""
+        filled: Mapping[str, Mapping[str, Any]] = {
+            "overlong": {"max_tokens": self.sampling.max_tokens},
+            REWARD_MODEL: {"device": self.device, "seed": self.seed},
+        }
+        own = {name: value for name, value in reward.options.items() if name != "place"}
+        return {**filled.get(reward.name, {}), **own}
 
     @property
     def critic(self) -> Piece | None:

@@ -15,11 +15,12 @@ from outdo.config.engines import check_engine, goes_across_updates, is_remote
 from outdo.config.environments import check_environment
 from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
-from outdo.config.names import OBJECTIVES, REWARD_MODEL
+from outdo.config.names import OBJECTIVES
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.config.trackers import check_trackers
 from outdo.rewards.right import right_rule
+from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.secrets import find_secrets
 
 _BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/.+/mean)?")

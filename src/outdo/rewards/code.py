@@ -2,16 +2,23 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from outdo.rewards.code_formats import parse_tests
+from outdo.rewards.code_formats import check_tests, parse_tests
 from outdo.rewards.code_tests import Setting, Verdict
 from outdo.rewards.final_answer import without_thinking
-from outdo.rewards.sandbox import Limits, Sandbox, open_sandbox
+from outdo.rewards.matchers import Matcher
+from outdo.rewards.sandbox import Limits, open_sandbox
+from outdo.rewards.types import RewardContext
+from outdo.rewards.worker import WorkerReward
 from outdo.utils.errors import UserError
 
 PYTHON = frozenset({"python", "python3", "py"})
+
+SECONDS = 3600.0
+"""How long one call of the reward may take by the clock. Each run in the sandbox has limits of its own."""
 
 _BLOCK = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -70,16 +77,25 @@ def code(
     return passed / len(tests) if partial else passed == len(tests)
 
 
-def open_code_sandbox(options: Mapping[str, Any]) -> Sandbox:
-    """Return the sandbox that the reward `code` uses with these options.
+def open_code(context: RewardContext, **options: Any) -> WorkerReward:
+    """Return the reward `code` with these options: a worker process starts the sandbox and observes it.
 
     Raises:
         UserError: there is no such sandbox, or none works on this machine.
     """
     if options.get("api_key") and not str(options.get("sandbox", "")).startswith("http"):
         raise UserError(['the reward code: api_key is that of a service: sandbox = "https://..."'])
-    return open_sandbox(
+    sandbox = open_sandbox(
         options.get("sandbox"), api_key=options.get("api_key", ""), unsafe_local=options.get("unsafe_local", False)
+    )
+    limits = replace(context.limits, timeout=max(context.limits.timeout, SECONDS))
+    return WorkerReward(
+        f"{__name__}:code",
+        "code",
+        options=options,
+        limits=limits,
+        secrets=context.secrets,
+        sandbox=sandbox.description,
     )
 
 
@@ -95,3 +111,6 @@ def last_program(completion: str) -> str | None:
     plain = [body for language, body in blocks if not language]
     programs = marked or plain or ([] if blocks else [text])
     return textwrap.dedent(programs[-1]) if programs and programs[-1].strip() else None
+
+
+MATCHER = Matcher(read=last_program, check_reference=check_tests, reference_is_answer=False)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from outdo.utils.errors import UserError
 from outdo.utils.secrets import has_secret_name
 
 if sys.platform != "win32":
@@ -52,6 +53,12 @@ class WorkerLimits:
     """
     environment: Sequence[str] = ()
     """Environment variables that the worker gets besides `PASSED_ON`; also those of secrets."""
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for each variable of `environment` that is not set."""
+        if missing := [name for name in self.environment if name not in os.environ]:
+            reason = "which a reward shall get, is not set"
+            raise UserError([f"the environment variable {name}, {reason}" for name in missing])
 
     @property
     def memory_bytes(self) -> int:

@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outdo.rewards.code import open_code_sandbox
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.in_process import InProcessReward, metric_name
 from outdo.rewards.limits import DEADLINE, WorkerLimits
 from outdo.rewards.options import reward_mistakes
-from outdo.rewards.types import Reward
+from outdo.rewards.types import Reward, RewardContext
 from outdo.rewards.worker import WorkerReward
 from outdo.utils.errors import UserError
+from outdo.utils.extras import load_extra, missing_extra
 from outdo.utils.imports import resolve, signature_of, signature_of_object, source_file, split
 from outdo.utils.options import no_such_name
+from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.secrets import read_secrets
 
 BUILTIN = {
@@ -29,23 +30,20 @@ BUILTIN = {
     "overlong": "outdo.rewards.overlong:overlong",
     "judge": "outdo.rewards.judge.reward:judge",
     "environment": "outdo.rewards.environment:environment",
+    REWARD_MODEL: "outdo.rewards.online_model:reward_model",
 }
-"""The rewards that have a name, and where they are defined."""
+"""The rewards that have a name, and where they are defined: the parameters there are their options."""
 
-RUN_IN_WORKER = frozenset({"math", "reasoning_gym"})
-"""The built-in rewards that may never end, and therefore run in a worker process like a user's file."""
+OPENED_BY = {
+    "code": "outdo.rewards.code:open_code",
+    "judge": "outdo.rewards.judge.reward:judge",
+    REWARD_MODEL: "outdo.rewards.online_model:reward_model",
+}
+"""The code that opens a built-in reward which is more than a function of a completion: it is called with a
+`RewardContext` and the options, and returns the `Reward`."""
 
-MADE_FROM_OPTIONS = frozenset({"judge"})
-"""The built-in rewards that are no function of a completion: a function returns them for the options."""
-
-RUN_IN_SANDBOX = frozenset({"code"})
-"""The built-in rewards that execute what a model wrote: in a sandbox, which a worker process starts and observes."""
-
-IN_WORKERS = RUN_IN_WORKER | RUN_IN_SANDBOX
-"""The built-in rewards with worker processes."""
-
-TESTING_SECONDS = 3600.0
-"""How long one call of such a reward may take by the clock. Each run in the sandbox has limits of its own."""
+RUN_IN_WORKER = frozenset({"math", "reasoning_gym", "code"})
+"""The built-in rewards that may never end, and therefore run in worker processes like a user's file."""
 
 PROCESSOR_SECONDS = 2.0
 """How long a built-in reward computes before it is given up. `math` took at most 0.11 s for the 8,792 answers of GSM8K,
@@ -87,28 +85,26 @@ def load_reward(
     Raises:
         UserError: everything in `spec` that cannot be loaded, with the nearest right name.
     """
-    if missing := [name for name in environment if name not in os.environ]:
-        raise UserError([f"the environment variable {name}, which a reward shall get, is not set" for name in missing])
     limits = WorkerLimits(timeout=timeout, workers=workers, memory=memory, environment=tuple(environment))
-    return _load(spec, limits, right)
+    return _load(spec, RewardContext(limits=limits), right)
 
 
-def _load(spec: Spec, limits: WorkerLimits, right: str | None = None) -> Reward:
+def _load(spec: Spec, context: RewardContext, right: str | None = None) -> Reward:
     if isinstance(spec, Mapping) or (right is not None and not isinstance(spec, list | tuple)):
         spec = [spec]
     if isinstance(spec, Sequence) and not isinstance(spec, str):
-        return _load_sum([_parse_entry(entry) for entry in spec], limits, right)
-    return _load_single(spec, {}, limits)
+        return _load_sum([_parse_entry(entry) for entry in spec], context, right)
+    return open_reward(spec, {}, context)
 
 
 def _load_sum(
-    entries: Sequence[tuple[Any, Any, Mapping[str, Any]]], limits: WorkerLimits, right: str | None
+    entries: Sequence[tuple[Any, Any, Mapping[str, Any]]], context: RewardContext, right: str | None
 ) -> WeightedSum:
     mistakes: list[str] = []
     loaded: list[tuple[Reward, float]] = []
     for spec, weight, options in entries:
         try:
-            reward = _load_single(spec, options, limits) if options else _load(spec, limits)
+            reward = open_reward(spec, options, context) if options else _load(spec, context)
             loaded.append((reward, weight))
         except UserError as error:
             mistakes.extend(error.problems)
@@ -136,21 +132,28 @@ def _parse_entry(entry: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     return entry, 1.0, {}
 
 
-def _load_single(spec: Any, options: Mapping[str, Any], limits: WorkerLimits) -> Reward:
+def open_reward(spec: Any, options: Mapping[str, Any], context: RewardContext) -> Reward:
+    """Return one reward: a name in `BUILTIN`, `"file.py:name"` or a function, with its options (see `load_reward`).
+
+    Raises:
+        UserError: everything that is wrong with it.
+    """
     if isinstance(spec, str) and spec not in BUILTIN:
         if ":" not in spec and not spec.endswith(".py"):
             raise UserError([no_such_name("rewards", spec, list(BUILTIN), own="file.py:name")])
         where, _ = split(spec)
         if where.endswith(".py"):
             source_file(where)
+    if isinstance(spec, str) and (missing := missing_extra(BUILTIN.get(spec, spec), f"rewards.{spec}")):
+        raise UserError([missing])
     if mistakes := _option_mistakes(spec, options):
         raise UserError(mistakes)
     options, secrets = read_secrets(options, str(spec))  # after the check, whose messages show values
     if not isinstance(spec, str):
         return InProcessReward(spec, options=options)
     if spec in BUILTIN:
-        return _load_builtin(spec, options, limits, secrets)
-    return WorkerReward(spec, options=options, limits=limits, secrets=secrets)
+        return _open_builtin(spec, options, replace(context, secrets=secrets))
+    return WorkerReward(spec, options=options, limits=context.limits, secrets=secrets)
 
 
 def _option_mistakes(spec: Any, options: Mapping[str, Any]) -> list[str]:
@@ -163,14 +166,10 @@ def _option_mistakes(spec: Any, options: Mapping[str, Any]) -> list[str]:
         return []
 
 
-def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits, secrets: Sequence[str] = ()) -> Reward:
-    if name in MADE_FROM_OPTIONS:
-        return resolve(BUILTIN[name])(**options)
-    limits = replace(limits, workers=processes_of(name, limits.workers))
-    if name in RUN_IN_SANDBOX:
-        open_code_sandbox(options)
-        limits = replace(limits, timeout=max(limits.timeout, TESTING_SECONDS))
-        return WorkerReward(BUILTIN[name], name, options=options, limits=limits, secrets=secrets)
+def _open_builtin(name: str, options: Mapping[str, Any], context: RewardContext) -> Reward:
+    limits = replace(context.limits, workers=processes_of(name, context.limits.workers))
+    if name in OPENED_BY:
+        return load_extra(OPENED_BY[name], f"rewards.{name}")(replace(context, limits=limits), **options)
     if name in RUN_IN_WORKER:
         timeout = max(limits.timeout, BUSY_SECONDS)
         limits = replace(limits, timeout=timeout, processor_seconds=PROCESSOR_SECONDS)
@@ -180,7 +179,7 @@ def _load_builtin(name: str, options: Mapping[str, Any], limits: WorkerLimits, s
 
 def runs_in_worker(name: str) -> bool:
     """Return whether a reward runs in worker processes: one of the user, or a built-in one that may never end."""
-    return ":" in name or name in IN_WORKERS
+    return ":" in name or name in RUN_IN_WORKER
 
 
 def processes_of(name: str, workers: int | None) -> int:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from outdo.rewards.code import last_program
-from outdo.rewards.code_formats import check_tests
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.exact import final_text
 from outdo.rewards.expressions import final_expression
@@ -18,6 +16,7 @@ from outdo.rewards.final_answer import reference_text
 from outdo.rewards.last_number import final_number, reference_number
 from outdo.rewards.multiple_choice import final_letter, reference_letter
 from outdo.rewards.types import Reward, RewardInput, Status
+from outdo.utils.extras import load_extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +31,16 @@ class Matcher:
     """False if the reference is no answer, but what an answer is tested by."""
     by_value: bool = False
     """True if answers with different texts can be equal, as `x+1` and `1+x`: only the reward itself compares them."""
+
+
+def matcher_called(name: str) -> Matcher:
+    """Return the matcher of the built-in reward `name`.
+
+    Raises:
+        UserError: this installation of outdo does not have it.
+    """
+    found = MATCHERS[name]
+    return found if isinstance(found, Matcher) else load_extra(found, f"rewards.{name}")
 
 
 def matchers_in(spec: Any) -> list[str]:
@@ -49,7 +58,7 @@ def reference_faults(answer: Any, names: Iterable[str]) -> Iterator[str]:
     """Yield why no completion can match the reference `answer`, once for each of the named matchers that refuses it."""
     for name in names:
         try:
-            MATCHERS[name].check_reference(answer)
+            matcher_called(name).check_reference(answer)
         except ValueError as error:
             yield f"the reward {name}: {error}"
 
@@ -62,8 +71,8 @@ def matcher_of(reward: Reward) -> tuple[Matcher, Reward | None]:
     named, deciding = {reward.name: reward}, None
     if isinstance(reward, WeightedSum):
         named, deciding = dict(zip(reward.names, reward.rewards, strict=True)), reward.right_rule.reward
-    names = [name for name in (deciding, *named) if name in MATCHERS]
-    return (MATCHERS[names[0]], named[names[0]]) if names else (_NUMBER_OR_TEXT, None)
+    names = [name for name in (deciding, *named) if name and name in MATCHERS]
+    return (matcher_called(names[0]), named[names[0]]) if names else (_NUMBER_OR_TEXT, None)
 
 
 def majorities(reward: Reward, groups: Sequence[Sequence[str]]) -> list[int]:
@@ -112,13 +121,13 @@ def _read_number_or_text(completion: str) -> str | None:
     return _read_number(completion) or final_text(completion)
 
 
-MATCHERS = {
+MATCHERS: Mapping[str, Matcher | str] = {
     "exact": Matcher(read=final_text, check_reference=reference_text),
     "last_number": Matcher(read=_read_number, check_reference=reference_number),
     "math": Matcher(read=_read_expression, check_reference=reference_text, by_value=True),
-    "code": Matcher(read=last_program, check_reference=check_tests, reference_is_answer=False),
+    "code": "outdo.rewards.code:MATCHER",
     "multiple_choice": Matcher(read=final_letter, check_reference=reference_letter),
 }
-"""The matchers by their names in `outdo.rewards.BUILTIN`."""
+"""The matchers by their names in `outdo.rewards.BUILTIN`, or where they are, of rewards that can be left out."""
 
 _NUMBER_OR_TEXT = Matcher(read=_read_number_or_text, check_reference=reference_text)

@@ -13,7 +13,7 @@ from outdo.rewards.comparisons import Comparison, Loss, Ranking, comparisons_of,
 from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.loading import load_reward
 from outdo.rewards.model import BASE_WEIGHTS, BaseWeights, RewardModel, fit, shuffled_epochs
-from outdo.rewards.types import FailureCount, RewardInput, RewardOutput, Status, reward_input
+from outdo.rewards.types import FailureCount, RewardContext, RewardInput, RewardOutput, Status, reward_input
 from outdo.types import Group, Rollout
 from outdo.utils.errors import UserError
 
@@ -181,7 +181,7 @@ def _divides(division: Division | None, facts: ModelFacts, base_weights: str) ->
 
 
 def reward_model(
-    division: Division | None,
+    context: RewardContext,
     *,
     path: str,
     labels: str | None = None,
@@ -200,7 +200,7 @@ def reward_model(
 
     If `labels` names another reward, the model is trained during the run; the options are those of `OnlineRewardModel`,
     and have no effect without `labels`. `base_weights` is how frozen weights are stored, as in `RewardModel.load`; a
-    model that is trained without an adapter has float32 weights. With a `division` it is divided, unless it has an
+    model that is trained without an adapter has float32 weights. The division of `context` divides it, unless it has an
     adapter or quantised weights: then each process holds all of it. Before anything is loaded, raises `UserError` with
     every wrong option, and `ModelError` if `path` holds no reward model.
     """
@@ -227,7 +227,7 @@ def reward_model(
         path,
         device=device,
         base_weights=base_weights,
-        division=_divides(division, facts, base_weights),
+        division=_divides(context.division, facts, base_weights),
         optimiser=OptimiserSettings(lr=lr),
     )
     if label_reward is None or every is None:

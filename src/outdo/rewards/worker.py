@@ -44,6 +44,7 @@ class WorkerReward:
         options: arguments that are the same for every completion.
         limits: what a worker may use.
         secrets: texts that must not appear in a reason or among the prints.
+        sandbox: describes what runs the programs in completions; empty if the function runs none.
 
     Raises:
         UserError: the function cannot be imported, has none of the accepted signatures, or does not take the options.
@@ -58,9 +59,11 @@ class WorkerReward:
         options: Mapping[str, Any] | None = None,
         limits: WorkerLimits | None = None,
         secrets: Sequence[str] = (),
+        sandbox: str = "",
     ) -> None:
         limits, options = limits or WorkerLimits(), options or {}
         self.spec = spec
+        self.sandbox = sandbox
         self.name, self.source = (name, "") if name else names_of(spec)
         _check_options(options, self.name)
         self._lock = Lock()

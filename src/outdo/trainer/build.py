@@ -15,7 +15,6 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.attention import sequence_replicas
 from outdo.config.file import dump
-from outdo.config.names import REWARD_MODEL
 from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import source_files
@@ -37,7 +36,6 @@ from outdo.models.reference import load_reference
 from outdo.models.scorer import BatchSizes, Division, ReplicaPool, ScoringPool, division_of
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum
-from outdo.rewards.online_model import OnlineRewardModel
 from outdo.rewards.types import Reward
 from outdo.rollouts.engines.base import Engine, notes_of
 from outdo.rollouts.engines.builtin.probe import choice_of
@@ -59,7 +57,7 @@ from outdo.trainer.build_method import (
 )
 from outdo.trainer.build_prompts import build_prompts
 from outdo.trainer.build_record import recorder_of
-from outdo.trainer.build_rewards import rewards_of, start_placed
+from outdo.trainer.build_rewards import LearningReward, rewards_of, start_placed
 from outdo.trainer.build_rollouts import open_engine_of_run, open_rollouts
 from outdo.trainer.display import Display
 from outdo.trainer.engines import replays_routes
@@ -71,6 +69,7 @@ from outdo.trainer.replicated import asked_together, is_divided
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 from outdo.utils.processor_wait import share_so_far
+from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.world import ALONE, World
 
 
@@ -95,7 +94,7 @@ class Run:
     stop: Stop | None
     reward: WeightedSum
     adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
-    online_reward_models: Sequence[OnlineRewardModel]  # reward models that keep learning during the run
+    online_reward_models: Sequence[LearningReward]  # reward models that keep learning during the run
     recorder: Recorder
     identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
     notes: tuple[str, ...]
@@ -143,8 +142,8 @@ def build_run(
     """Load everything that a recipe names.
 
     `facts` describes the recipe's model and `questions` are its data, where a caller has read them already. A resumed
-    run gives `model`, the folder of the checkpoint. In `folder`, that of the run, a judge keeps its replies. `display`
-    shows on a terminal how far it is. All processes of a `world` have to call it.
+    run gives `model`, the folder of the checkpoint. In `folder`, that of the run, rewards keep what a resumed run
+    needs. `display` shows on a terminal how far it is. All processes of a `world` have to call it.
 
     Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
@@ -343,7 +342,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, wor
 
 
 def _environments(
-    recipe: Recipe, policy: Policy, reward: Reward, reward_models: Sequence[OnlineRewardModel]
+    recipe: Recipe, policy: Policy, reward: Reward, reward_models: Sequence[LearningReward]
 ) -> tuple[Environment, Environment]:
     """Return the environments of the training and of the evaluation.
 

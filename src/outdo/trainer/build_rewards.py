@@ -1,73 +1,94 @@
 """Build the rewards of a recipe: functions, and reward models that several replicas may hold in parts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from outdo.config.names import JUDGE, REWARD_MODEL, REWARDS
-from outdo.config.recipe import Piece, Recipe
+from outdo.config.fields import WeightedReward
+from outdo.config.names import PLACES
+from outdo.config.recipe import Recipe
 from outdo.models.scorer import Division
-from outdo.rewards import WeightedSum, load_reward
-from outdo.rewards.judge.replies import FILE as JUDGE_REPLIES
-from outdo.rewards.model import RewardModel
-from outdo.rewards.online_model import OnlineRewardModel
-from outdo.trainer.build_method import instantiate
-from outdo.trainer.ray_rewards import RayReward
+from outdo.rewards import WeightedSum
+from outdo.rewards.limits import WorkerLimits
+from outdo.rewards.loading import open_reward
+from outdo.rewards.types import Reward, RewardContext
 from outdo.trainer.replicated import RewardOnce, is_divided
+from outdo.types import Group
+from outdo.utils.extras import load_extra
+from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.world import World
+
+
+@runtime_checkable
+class LearningReward(Reward, Protocol):
+    """A reward that is trained between the steps of a run."""
+
+    labels: Reward
+    """The true values, which the policy never sees."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether this process holds only a part of the model."""
+        ...
+
+    def after_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Learn from the groups of a training step; return metrics."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold. Raises `NonFiniteWeightsError` if a weight is not finite."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        ...
+
+
+@runtime_checkable
+class PlacedReward(Reward, Protocol):
+    """A reward whose processes a cluster places where there is room."""
+
+    def start(self) -> str:
+        """Start its processes, after everything else of the run has reserved its place; return where they are."""
+        ...
 
 
 def rewards_of(
     recipe: Recipe, folder: Path | None, division: Division | None, world: World
-) -> tuple[WeightedSum, list[OnlineRewardModel]]:
-    """Return the weighted sum of the recipe's rewards, and those of them that keep learning.
+) -> tuple[WeightedSum, list[LearningReward]]:
+    """Return the weighted sum of the recipe's rewards, reward models last, and those of them that keep learning.
 
-    A `division` divides the reward models. In `folder`, that of the run, a judge keeps its replies.
+    A `division` divides the reward models. In `folder`, that of the run, a reward keeps what a resumed run needs.
     """
-    limits = recipe.reward_limits.of_workers
-    rewards = [
-        (_placed(spec, limits) if piece.place else load_reward([_with_cache(spec, folder)], **limits), piece.weight)
-        for piece, spec in recipe.reward_specs
-    ]
-    pieces = [reward for reward in recipe.rewards if reward.name == REWARD_MODEL]
-    settings = {"device": recipe.device, "seed": recipe.seed}
-    models = [
-        (instantiate(Piece(name=REWARD_MODEL, options={**settings, **piece.options}), REWARDS)(division), piece.weight)
-        for piece in pieces
-    ]
-    total = WeightedSum([*rewards, *models], right=recipe.eval.right)
-    online = [model for model, _ in models if isinstance(model, OnlineRewardModel)]
-    for model in online if len(world) > 1 else ():
-        model.labels = RewardOnce(model.labels, world)
-    return total, online
+    limits = WorkerLimits(**recipe.reward_limits.of_workers)
+    context = RewardContext(limits=limits, folder=folder, division=division)
+    pieces = sorted(recipe.rewards, key=lambda piece: piece.name == REWARD_MODEL)
+    rewards = [(_opened(recipe, piece, context), piece.weight) for piece in pieces]
+    total = WeightedSum(rewards, right=recipe.eval.right)
+    learning = [reward for reward in total.rewards if isinstance(reward, LearningReward)]
+    for reward in learning if len(world) > 1 else ():
+        reward.labels = RewardOnce(reward.labels, world)
+    return total, learning
 
 
-def _placed(spec: Mapping[str, Any], limits: Mapping[str, Any]) -> WeightedSum:
-    return WeightedSum([(RayReward(spec, **limits), 1.0)])
+def _opened(recipe: Recipe, piece: WeightedReward, context: RewardContext) -> Reward:
+    options = recipe.options_of(piece)
+    if piece.place is None:
+        return open_reward(piece.name, options, context)
+    place = load_extra(PLACES[piece.place], f"rewards.{piece.name}.place")
+    return place({"name": piece.name, **options}, **recipe.reward_limits.of_workers)
 
 
 def start_placed(total: WeightedSum, world: World) -> list[str]:
-    """Start the rewards that Ray places, on the first replica; return a line for each."""
-    if not world.first:
-        return []
-    sums = [each for each in total.rewards if isinstance(each, WeightedSum)]
-    placed = [reward for each in sums for reward in each.rewards if isinstance(reward, RayReward)]
-    for reward in placed:
-        reward.start()
-    return [f"rewards: {reward.name} in an actor on {reward.node} (Ray)" for reward in placed]
+    """Start the rewards that a cluster places, on the first replica; return a line for each."""
+    placed = [reward for reward in total.rewards if isinstance(reward, PlacedReward)]
+    return [f"rewards: {reward.start()}" for reward in placed] if world.first else []
 
 
 def whole_notes(recipe: Recipe, reward: WeightedSum, world: World) -> list[str]:
     """Return a line if `cluster.shard` leaves a reward model whole."""
-    models = [each for each in reward.rewards if isinstance(each, RewardModel | OnlineRewardModel)]
+    models = [each for each in reward.rewards if hasattr(each, "is_divided")]
     if not recipe.cluster.shard or len(world) == 1 or all(map(is_divided, models)):
         return []
     why = "train.max_staleness" if recipe.train.max_staleness else "an adapter or quantised weights"
     return [f"cluster.shard: a reward model with {why} is whole on each replica"]
-
-
-def _with_cache(spec: Mapping[str, Any], folder: Path | None) -> Mapping[str, Any]:
-    """Return a reward with its options; a judge keeps its replies in the folder of the run."""
-    if spec["name"] != JUDGE or folder is None:
-        return spec
-    return {"cache": str(folder / JUDGE_REPLIES), **spec}

@@ -97,7 +97,7 @@ def placed_rewards(recipe: Recipe) -> tuple[str, list[str]]:
     """
     if mistakes := reward_place_mistakes(recipe):
         return "", mistakes
-    specs = [spec for reward, spec in recipe.reward_specs if reward.place]
+    specs = [{"name": each.name, **recipe.options_of(each)} for each in recipe.rewards if each.place]
     rewards = [RayReward(spec, **recipe.reward_limits.of_workers) for spec in specs]
     if not rewards:
         return "", []

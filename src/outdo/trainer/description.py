@@ -27,7 +27,7 @@ def describe_run(folder: RunFolder, run: Run, step: int, changes: Sequence[str])
         hardware=describe_hardware(recipe.device),
     )
     environment["revisions"] = _revisions(recipe) | dict(run.commits)
-    environment["sandboxes"] = sandboxes([options for reward, options in recipe.reward_specs if not reward.place])
+    environment["sandboxes"] = sandboxes(run.reward)
     folder.append_history({"after_step": step, **environment, "changes": list(changes)})
     write_text_atomically(folder.recipe, dump(recipe))
     write_json_atomically(folder.environment, environment)

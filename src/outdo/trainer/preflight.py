@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from outdo.config.attention import divided_heads
 from outdo.config.engines import is_remote, machine_mistakes, reward_place_mistakes
-from outdo.config.names import QUANTISED, REWARD_MODEL
+from outdo.config.names import QUANTISED
 from outdo.config.options import describe_method
 from outdo.config.packages import package_faults
 from outdo.config.recipe import Recipe
@@ -34,6 +34,7 @@ from outdo.trainer.prompt_warnings import (
 from outdo.trainer.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.trainer.sequence_lengths import sampled_places
 from outdo.utils.errors import ModelError, UserError
+from outdo.utils.reward_names import REWARD_MODEL
 
 
 class Rendered(NamedTuple):

@@ -71,8 +71,8 @@ class RayReward:
         """
         connected.reserve(self._role)
 
-    def start(self) -> None:
-        """Start the actor, with the first worker process.
+    def start(self) -> str:
+        """Start the actor, with the first worker process; return where it is.
 
         Raises:
             UserError: the function cannot be used on that machine.
@@ -81,6 +81,7 @@ class RayReward:
         """
         with self._lock:
             self._repeated(lambda: None)
+        return f"{self.name} in an actor on {self.node} (Ray)"
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from outdo.config.fields import Piece
-from outdo.config.names import QUANTISED, REWARD_MODEL
+from outdo.config.names import QUANTISED
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
@@ -13,6 +13,7 @@ from outdo.models.weight_headers import ADAPTER_WEIGHTS
 from outdo.trainer import cost
 from outdo.trainer.step_memory import DEFAULT_TOKENS, numbers_of_layer
 from outdo.utils.errors import ModelError
+from outdo.utils.reward_names import REWARD_MODEL
 
 BATCH = 16
 """Prompts of an optimiser step of a refresh, unless the recipe says otherwise."""

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outdo.config.names import ENVIRONMENT_REWARD, JUDGE, REWARD_MODEL
+from outdo.config.names import ENVIRONMENT_REWARD
 from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
 from outdo.rewards import WeightedSum, load_reward
-from outdo.rewards.code import open_code_sandbox
-from outdo.rewards.matchers import MATCHERS, matchers_in
+from outdo.rewards.matchers import matcher_called, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule, right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, reward_input
 from outdo.utils.errors import UserError
-from outdo.utils.secrets import read_secrets
+from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.text import one_line
 
 REFERENCES = 500
@@ -72,7 +71,7 @@ class RewardTrials:
 def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: int = 0) -> RewardTrials:
     """Score the answers to the first question, and the first `references` reference answers in several forms.
 
-    Reward models are not loaded, and a judge, whose replies cost money, sees the answers to the first question alone.
+    Reward models are not loaded, and a reward whose calls cost money sees the answers to the first question alone.
     """
     named = [(spec, weight) for spec, weight in recipe.reward_functions if spec["name"] != ENVIRONMENT_REWARD]
     rules = [{**spec, "weight": weight} for spec, weight in named]
@@ -90,11 +89,11 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
         errors += _failures(trials, questions)
         warnings = [*_not_preferred(trials)]
         if not errors:
-            tried = questions[: references if answered and not _asks_a_judge(rules) else 0]
+            tried = questions[: references if answered and not _is_paid(reward) else 0]
             warnings += _try_references(reward, tried, max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
-    notes = [*([] if rule is None else [_right_note(rule, trials)]), *map(_sandbox_note, sandboxes(rules))]
+    notes = [*([] if rule is None else [_right_note(rule, trials)]), *map(_sandbox_note, sandboxes(reward))]
     return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
 
 
@@ -111,17 +110,16 @@ def _right_rule(reward: WeightedSum, recipe: Recipe) -> tuple[RightRule | None, 
 
 
 def _references_are_answers(rules: Sequence[Mapping[str, Any]]) -> bool:
-    return all(MATCHERS[name].reference_is_answer for name in matchers_in(rules))
+    return all(matcher_called(name).reference_is_answer for name in matchers_in(rules))
 
 
-def _asks_a_judge(rules: Sequence[Mapping[str, Any]]) -> bool:
-    return any(rule["name"] == JUDGE for rule in rules)
+def _is_paid(reward: WeightedSum) -> bool:
+    return any(getattr(each, "is_paid", False) for each in reward.rewards)
 
 
-def sandboxes(rules: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what each reward `code` runs programs in, one line each."""
-    code = [read_secrets(options, "code")[0] for options in rules if options["name"] == "code"]
-    return [open_code_sandbox(read).description for read in code]
+def sandboxes(reward: WeightedSum) -> list[str]:
+    """Return what the rewards run the programs of completions in, one line for each that does."""
+    return list(filter(None, (getattr(each, "sandbox", "") for each in reward.rewards)))
 
 
 def _sandbox_note(description: str) -> str:

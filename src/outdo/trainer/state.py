@@ -29,11 +29,11 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.algorithms.adaptive import Adaptive
 from outdo.observability.record.recorder import Recorder
-from outdo.rewards.online_model import OnlineRewardModel
 from outdo.storage import checkpoint, free_space
 from outdo.storage.run_folder import RunFolder
 from outdo.storage.state_file import copied, state_bytes
 from outdo.trainer.build import Run
+from outdo.trainer.build_rewards import LearningReward
 from outdo.trainer.cost import COPY_SHARE
 from outdo.trainer.micro_batch_size import free_memory
 from outdo.trainer.saving import SaveTimes
@@ -236,6 +236,6 @@ class Copy:
         return restore(run, self._state)
 
 
-def _parts(run: Run) -> dict[str, Adaptive | OnlineRewardModel | Recorder]:
+def _parts(run: Run) -> dict[str, Adaptive | LearningReward | Recorder]:
     reward_models = {f"reward_model {number}": model for number, model in enumerate(run.online_reward_models)}
     return {**run.adaptive, **reward_models, "recorder": run.recorder}

@@ -9,8 +9,16 @@ from typing import Any
 from outdo.rewards.judge.client import ChatClient, NoVerdictError
 from outdo.rewards.judge.limits import Limits
 from outdo.rewards.judge.questions import Question, ask_better, ask_score, ask_scores
+from outdo.rewards.judge.replies import FILE
 from outdo.rewards.options import Compare
-from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, output_without_value, to_output
+from outdo.rewards.types import (
+    DEADLINE,
+    RewardContext,
+    RewardInput,
+    RewardOutput,
+    output_without_value,
+    to_output,
+)
 from outdo.utils.errors import UserError
 
 REQUEST = {"temperature": 0, "max_tokens": 1024}
@@ -36,6 +44,7 @@ class Judge:
     """
 
     name = "judge"
+    is_paid = True
 
     def __init__(
         self,
@@ -182,6 +191,7 @@ def _mean(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def judge(
+    context: RewardContext,
     *,
     url: str,
     model: str,
@@ -199,6 +209,7 @@ def judge(
     """Return the reward by which another model judges answers.
 
     Args:
+        context: with the folder of the run, if there is one.
         url: the OpenAI-compatible endpoint, up to `/v1`.
         model: the judge's name at the endpoint.
         rubric: the criteria, as text.
@@ -211,19 +222,20 @@ def judge(
         request: further fields of each request; unset: `REQUEST`.
         limits: a table with the fields of `Limits`.
         price: a table with the price of a million tokens, `input` and `output`.
-        cache: the file of replies; unset: `judge.jsonl` in the folder of a run, else none.
+        cache: the file of replies; unset: `judge.jsonl` in the folder of the run, else none.
 
     Raises: UserError for a key that is not ASCII; `outdo.rewards.options` checks all other options.
     """
     if not api_key.isascii():
         raise UserError(["rewards.judge.api_key: expected text of ASCII characters"])
+    replies = context.folder / FILE if context.folder else None
     client = ChatClient(
         url=url,
         model=model,
         api_key=api_key,
         request=REQUEST if request is None else request,
         limits=Limits(**(limits or {})),
-        cache=None if cache is None else Path(cache),
+        cache=replies if cache is None else Path(cache),
     )
     return Judge(
         client,
