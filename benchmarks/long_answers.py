@@ -61,7 +61,7 @@ def kept_bytes(replicas: Replicas, count: int, checkpointing: bool) -> int:
     model = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).eval()
     forward = choose_forward(model, gradient_checkpointing=checkpointing)
     if count > 1:
-        forward = in_parts(forward, sequence_group(replicas, count))
+        forward = in_parts(forward, sequence_group(count, replicas.timeout))
     answers = [tuple(5 + (7 * place) % 200 for place in range(length)) for length in LENGTHS]
     batch = Batch.of_tokens([tuple(range(5, 69))] * len(answers), answers, group=[0] * len(answers))
     with torch.enable_grad(), count_saved(model) as count_of:

@@ -32,16 +32,13 @@ from memory import build
 from torch.distributed.tensor import DTensor
 
 from outdo.algorithms.objectives.presets import grpo
-from outdo.config.attention import sequence_replicas
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
 from outdo.distributed.launch import RENDEZVOUS
-from outdo.distributed.lockstep import LockstepReplicas, sequence_group
 from outdo.distributed.replicas import Replicas, join
-from outdo.distributed.sharding import DividingReplicas
 from outdo.models.adapter import adapter_config
 from outdo.models.policy import Policy
-from outdo.models.scorer import BatchSizes
+from outdo.models.scorer import BatchSizes, division_of
 from outdo.planning.hardware import Cluster, card_named
 from outdo.planning.layout import Layout
 from outdo.planning.problem import Problem
@@ -50,6 +47,7 @@ from outdo.planning.workload import workload_of
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.model import RewardModel
 from outdo.trainer import cost
+from outdo.trainer.replicas import replicas_for
 from outdo.trainer.reward_memory import reward_memory, reward_sizes
 from outdo.types import Batch
 
@@ -152,7 +150,7 @@ def train(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> Polic
     policy = Policy.load(
         folder,
         device="cpu",
-        pool=_pool(recipe, replicas),
+        pool=replicas_for(recipe, timeout=replicas.timeout),
         adapter=adapter,
         weights="bfloat16" if recipe.weights == "bfloat16" else "float32",
         gradient_checkpointing=recipe.train.gradient_checkpointing,
@@ -175,7 +173,7 @@ def answers(tokens: int, questions: int) -> Batch:
 
 def learn(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> RewardModel:
     """Read a reward model and score an answer for each replica; let it learn from them if the recipe says so."""
-    division = _pool(recipe, replicas) if recipe.cluster.shard else None
+    division = division_of(replicas_for(recipe, timeout=replicas.timeout))
     model = RewardModel.load(folder, device="cpu", division=division)
     model.scores([[7] * (tokens + PROMPT)] * len(replicas))
     if "labels" in recipe.rewards[0].options:
@@ -183,15 +181,6 @@ def learn(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> Rewar
         for _ in range(STEPS):
             model.update([pair] * 2)
     return model
-
-
-def _pool(recipe: Recipe, replicas: Replicas) -> Any:
-    """Return the replicas as the recipe says."""
-    share = sequence_replicas(recipe)
-    sequence = sequence_group(replicas, share) if share > 1 else None
-    if recipe.cluster.shard:
-        return DividingReplicas(replicas, CPU, sequence, offload=recipe.cluster.shard.offload)
-    return replicas if sequence is None else LockstepReplicas(replicas, sequence)
 
 
 def estimate(recipe: Recipe, way: Way) -> int:

@@ -20,9 +20,9 @@ from run_cases import alive, wait_until
 
 import outdo
 import outdo.distributed.process
-from outdo.distributed.launch import FOLDER
 from outdo.distributed.process import Process, Replicated
 from outdo.utils.errors import WorkerError
+from outdo.utils.world import FOLDER
 
 
 class Echo:

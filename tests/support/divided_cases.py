@@ -68,8 +68,8 @@ class _Checks:
             Path(f"{check.__name__}-{replicas.rank}").write_text(fault)
 
 
-def dividing(replicas: Replicas) -> DividingReplicas:
-    return DividingReplicas(replicas, torch.device("cpu"))
+def dividing(replicas: Replicas, **how: Any) -> DividingReplicas:
+    return DividingReplicas(timeout=replicas.timeout, device=torch.device("cpu"), **how)
 
 
 def saved_model(replicas: Replicas, name: str, **how: object) -> Path:

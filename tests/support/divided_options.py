@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from divided_cases import M_MMAP_THRESHOLD, OBJECTIVE, assert_equal, peak_memory, saved_model, step_of
+from divided_cases import M_MMAP_THRESHOLD, OBJECTIVE, assert_equal, dividing, peak_memory, saved_model, step_of
 from policy_cases import prepared
 from torch.distributed.fsdp import CPUOffloadPolicy
 
@@ -14,7 +14,6 @@ from outdo.algorithms.advantages import gae
 from outdo.config.file import load
 from outdo.distributed import sharding
 from outdo.distributed.replicas import Replicas
-from outdo.distributed.sharding import DividingReplicas
 from outdo.models import loading
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import inspect_folder
@@ -27,9 +26,7 @@ CPU = torch.device("cpu")
 
 
 def models_of(folder: Path, replicas: Replicas, **how: Any) -> Models:
-    return Models.of(
-        Policy.load(folder, device="cpu", pool=DividingReplicas(replicas, CPU, **how)), OBJECTIVE, advantage=gae
-    )
+    return Models.of(Policy.load(folder, device="cpu", pool=dividing(replicas, **how)), OBJECTIVE, advantage=gae)
 
 
 def weights_of(models: Models) -> Any:
@@ -60,7 +57,7 @@ def offloaded_models_compute_the_same_bits(replicas: Replicas) -> None:
 def parts_in_main_memory_are_read_there(replicas: Replicas) -> None:
     """The parts go where they are held, and buffers, inputs and an adapter's critic where the model computes."""
     folder = saved_model(replicas, "places")
-    pool = DividingReplicas(replicas, CPU, offload=True)
+    pool = dividing(replicas, offload=True)
     pool.device = torch.device("meta")  # stands for a GPU
     asked: list[Any] = []
     load = loading._load
@@ -75,7 +72,7 @@ def parts_in_main_memory_are_read_there(replicas: Replicas) -> None:
     assert asked == [{"": CPU}]
     assert {each.device.type for each in model.parameters()} == {"cpu"}
     assert {each.device.type for each in model.buffers()} == {"meta"}
-    assert loading.load_model(folder, division=DividingReplicas(replicas, CPU)).sharding.device == CPU  # type: ignore[union-attr]
+    assert loading.load_model(folder, division=dividing(replicas)).sharding.device == CPU  # type: ignore[union-attr]
 
 
 def gradients_are_summed_in_the_dtype_that_is_asked_for(replicas: Replicas) -> None:
@@ -110,7 +107,7 @@ def the_memory_of_a_replica_is_what_the_check_of_a_recipe_says(replicas: Replica
     expected.pop(cost.LIBRARIES)  # they are there before
     batch = prepared()
     with peak_memory() as of_training:
-        policy = Policy.load(folder, device="cpu", pool=DividingReplicas(replicas, CPU))
+        policy = Policy.load(folder, device="cpu", pool=dividing(replicas))
         models = Models.of(policy, OBJECTIVE)
         models.update(batch.with_(ref_logprobs=models.reference.logprobs(batch)), OBJECTIVE)  # type: ignore[union-attr]
     with peak_memory() as of_sampling, policy.forward.gathered():

@@ -202,7 +202,7 @@ def divided(policy: Policy, replicas: Replicas) -> Policy:
         policy.tokenizer.save_pretrained("model")
 
     replicas.from_first(write)
-    pool = DividingReplicas(replicas, policy.device)
+    pool = DividingReplicas(timeout=replicas.timeout, device=policy.device)
     read = Policy.load("model", device="cpu", batch_sizes=policy.batch_sizes, pool=pool)
     replicas.together(lambda: None)  # then the next model may be written
     return read

@@ -22,6 +22,7 @@ from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
+from outdo.rewards.once import RewardOnce
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -30,7 +31,6 @@ from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.conversation import TOKENS_READ
 from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.episode import Reply
-from outdo.trainer.replicated import RewardOnce
 from outdo.types import Group, Prompt, Step
 from outdo.utils.errors import RewardError, WorkerError
 

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo, gspo
-from outdo.distributed.lockstep import LockstepReplicas, sequence_group
+from outdo.distributed.lockstep import LockstepReplicas
 from outdo.distributed.replicas import Replicas
 from outdo.distributed.sharding import DividingReplicas
 from outdo.models.adapter import adapter_config
 from outdo.models.attention import ulysses
-from outdo.models.attention.ulysses import check_parts
 from outdo.models.bundle import Models
 from outdo.models.critic import own_head
 from outdo.models.policy import Policy
@@ -42,12 +41,12 @@ OBJECTIVES = {
 
 def in_groups(replicas: Replicas, count: int | None = None) -> LockstepReplicas:
     """The replicas, of which `count` share each sequence."""
-    return LockstepReplicas(replicas, sequence_group(replicas, count or len(replicas)))
+    return LockstepReplicas(timeout=replicas.timeout, share=count or len(replicas))
 
 
 def divided_in_groups(replicas: Replicas, count: int | None = None) -> DividingReplicas:
     """The same, with weights that all of them divide."""
-    return DividingReplicas(replicas, torch.device("cpu"), sequence_group(replicas, count or len(replicas)))
+    return DividingReplicas(timeout=replicas.timeout, device=torch.device("cpu"), share=count or len(replicas))
 
 
 def policy(arch: str = "qwen3", *, dtype: torch.dtype = torch.float32, pool: object = None, **how: Any) -> Policy:
@@ -228,12 +227,12 @@ def models_that_have_no_parts(replicas: Replicas) -> None:
 
 def a_wrong_exchange_is_found_at_the_start(replicas: Replicas) -> None:
     """A few tokens are compared with one process, as the library of a device may be wrong."""
-    made, sequence = policy(), sequence_group(replicas, len(replicas))
-    check_parts(made.forward, sequence)
+    made, world = policy(), in_groups(replicas)
+    world.check(made.forward)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ulysses, "_exchanged", lambda parts, group: parts)
         with pytest.raises(ModelError, match="2 replicas compute other log-probabilities of a sequence than one does"):
-            check_parts(made.forward, sequence)
+            world.check(made.forward)
 
 
 # ----------------------------------------------------------------------------------------- faults, and four replicas

@@ -9,9 +9,9 @@ from rich.table import Table
 from outdo.cli.arguments import recipe_and_overrides
 from outdo.config.file import load
 from outdo.config.recipe import RUNS, Recipe, run_folder
-from outdo.distributed.launch import end_with_launcher, launch, started_replicas
+from outdo.distributed.launch import end_with_launcher, launch
 from outdo.utils.errors import UserError, WorkerError
-from outdo.utils.world import ALONE, World
+from outdo.utils.world import ALONE, World, started_replicas
 
 if TYPE_CHECKING:
     from outdo.trainer.cluster_check import Report

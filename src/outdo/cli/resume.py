@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.cli.arguments import not_empty
-from outdo.cli.replicas import restarts_of, run_by_replicas
+from outdo.cli.processes import run_in_processes
 from outdo.cli.reward_model import RewardModelSettings, run_reward_model
 from outdo.cli.sft import SftSettings, run_sft
 from outdo.config.file import load
@@ -36,8 +36,10 @@ def run_resume(
             return resume(folder, overrides, display, changed=changed, profile=profile, world=world)
 
         arguments = ["resume", str(folder), *overrides, *options]
-        again = restarts_of(restarts, folder, lambda: arguments, display)
-        return run_by_replicas(load(saved, overrides), arguments, run, display, again)
+        recipe = load(saved, overrides)
+        return run_in_processes(
+            recipe, folder, run, display, arguments=arguments, go_on=lambda: arguments, restarts=restarts
+        )
     if not unfinished_folder(folder).is_dir():
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
     unfinished = unfinished_folder(folder)

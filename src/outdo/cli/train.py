@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from outdo.cli.processes import run_in_processes
 from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of
-from outdo.cli.replicas import restarts_of, run_by_replicas
 from outdo.config.recipe import Recipe, run_folder
 from outdo.trainer.display import Display
 from outdo.trainer.preflight import check
@@ -42,7 +42,8 @@ def run_train(settings: list[str] | None, display: Display, arguments: TrainArgu
             return ["resume", str(folder), *(["--profile"] if arguments.profile else [])]
         return start
 
-    return run_by_replicas(recipe, start, train, display, restarts_of(arguments.restarts, folder, go_on, display))
+    restarts = arguments.restarts
+    return run_in_processes(recipe, folder, train, display, arguments=start, go_on=go_on, restarts=restarts)
 
 
 def _mistakes(recipe: Recipe, arguments: TrainArguments) -> list[str]:

@@ -204,6 +204,9 @@ COEFFICIENTS = {
 }
 """The adaptive coefficient that a recipe gets if it has a table in the place of the number."""
 
+REPLICAS = "outdo.cli.replicas:run_by_replicas"
+"""What starts the several processes of a run, and lets each of them meet the others."""
+
 QUANTISED = ("int8", "nf4")
 """Kinds of frozen `weights` whose layers have 8 or 4 bits a weight."""
 

@@ -18,15 +18,10 @@ from pathlib import Path
 
 from outdo.utils.errors import MachineError, OutdoError, WorkerError
 from outdo.utils.wake import wake_when_closed
+from outdo.utils.world import FOLDER, LAUNCHER
 
 RENDEZVOUS = "OUTDO_RENDEZVOUS"
 """The environment variable with the address at which the replicas meet; without it they use torchrun's variables."""
-
-FOLDER = "OUTDO_LAUNCHER_FOLDER"
-"""The environment variable with the launcher's folder for temporary files, which ends with it."""
-
-LAUNCHER = "OUTDO_LAUNCHER"
-"""The environment variable with the descriptor of a pipe that is closed when the launcher ends, however it ends."""
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 """The network interface that only this machine reaches."""
@@ -42,11 +37,6 @@ GRACE = 5.0
 
 POLL = 0.1
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def started_replicas() -> int:
-    """Return how many replicas this process was started as one of, by outdo or torchrun; 1 for a process alone."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ the parts of the same sequences (`outdo.models.attention.ulysses`).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from outdo.distributed.replicas import Replicas, ReplicatedScoring, translated
 from outdo.models.attention.forward import Forward
-from outdo.models.attention.ulysses import SequenceGroup, in_parts
+from outdo.models.attention.ulysses import SequenceGroup, check_parts, in_parts
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, backward_scores, map_scores, token_scores
 from outdo.types import Batch, TokenScores
@@ -26,52 +27,42 @@ from outdo.utils.timing import span
 Value = TypeVar("Value")
 
 
-def sequence_group(replicas: Replicas, count: int) -> SequenceGroup:
-    """Make groups of `count` neighbouring replicas that share sequences, and return that of this one.
+class LockstepReplicas(Replicas):
+    """Replicas that compute in lockstep.
 
-    All replicas have to call it. The groups end with the replicas' connections.
-    """
-    with translated():
-        group, _ = dist.new_subgroups(count, timeout=replicas.timeout)
-    assert isinstance(group, dist.ProcessGroup)
-    return SequenceGroup(group)
-
-
-class LockstepReplicas:
-    """Replicas that compute in lockstep; see `outdo.models.scorer.ReplicaPool`.
-
-    Those of a `sequence` group compute the same rows, each of them its part of the tokens.
+    Groups of `share` neighbours compute the same rows, each of them its part of the tokens. The groups end with the
+    replicas' connections.
     """
 
-    def __init__(self, replicas: Replicas, sequence: SequenceGroup | None) -> None:
-        self.replicas = replicas
-        self.sequence = sequence
-
-    def __len__(self) -> int:
-        return len(self.replicas)
+    def __init__(self, *, timeout: timedelta, share: int = 1) -> None:
+        super().__init__(timeout=timeout)
+        self.sequence = sequence_group(share, timeout) if share > 1 else None
 
     def scoring(self, model_forward: Forward) -> "LockstepScoring":
         """Make a `Scoring` in which replicas compute the same layer at the same time."""
-        return LockstepScoring(self.replicas, model_forward, self.sequence)
+        return LockstepScoring(self, model_forward, self.sequence)
 
-    def together(self, compute: Callable[[], Value]) -> list[Value]:
-        """See `Replicas.together`."""
-        return self.replicas.together(compute)
-
-    @property
-    def rank(self) -> int:
-        """The number of this replica."""
-        return self.replicas.rank
+    def check(self, model_forward: Forward) -> None:
+        """Raise `ModelError` if a group computes other log-probabilities than one process does."""
+        if self.sequence is not None:
+            check_parts(model_forward, self.sequence)
 
     def in_lockstep(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Value]) -> list[Value]:
-        """See `Division.in_lockstep`."""
+        """See `outdo.models.scorer.Division.in_lockstep`."""
         with fatal_errors():
-            found = [(rows, compute(rows)) for rows in filled(self.replicas, micro_batches)]
+            found = [(rows, compute(rows)) for rows in filled(self, micro_batches)]
         return [each for part in self.together(lambda: [each for rows, each in found if rows]) for each in part]
 
-    def close(self) -> None:
-        """See `Replicas.close`."""
-        self.replicas.close()
+
+def sequence_group(count: int, timeout: timedelta) -> SequenceGroup:
+    """Make groups of `count` neighbouring replicas that share sequences, and return that of this one.
+
+    All replicas have to call it.
+    """
+    with translated():
+        group, _ = dist.new_subgroups(count, timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return SequenceGroup(group)
 
 
 class LockstepScoring(ReplicatedScoring):

@@ -34,11 +34,11 @@ from typing import Any, NamedTuple
 import torch.multiprocessing
 from torch import Tensor
 
-from outdo.distributed.launch import FOLDER
 from outdo.models.device import set_deterministic
 from outdo.utils.errors import WorkerError
 from outdo.utils.malloc import disable_trim
 from outdo.utils.wake import wake_when_closed
+from outdo.utils.world import FOLDER
 
 PRELOADED = ["outdo.distributed.pooled_scoring"]
 """What a child needs: it is imported while the parent loads its own modules and models."""

@@ -79,6 +79,9 @@ class Replicas:
         """Make a `Scoring` that divides the rows among the replicas."""
         return ReplicatedScoring(self, model_forward)
 
+    def check(self, model_forward: Forward) -> None:
+        """Do nothing: each replica computes its rows as one process does."""
+
     def part(self, items: Sequence[Value]) -> Sequence[Value]:
         """Return this replica's part of `items`: neighbours, of at most one more than another replica's."""
         start, end = (len(items) * rank // len(self) for rank in (self.rank, self.rank + 1))
@@ -253,8 +256,11 @@ class ReplicatedScoring:
         return shares[own] if own < len(shares) else []
 
 
-def join(*, timeout: float) -> Replicas:
-    """Meet the other replicas, and return them. A replica that is waited for longer than `timeout` seconds is lost."""
+def join(*, timeout: float, make: Callable[..., Replicas] = Replicas) -> Replicas:
+    """Meet the other replicas, and return them, as `make(timeout=...)` does then.
+
+    A replica that is waited for longer than `timeout` seconds is lost.
+    """
     assert not dist.is_initialized(), "a process joins once"
     backend = "gloo"
     if torch.cuda.is_available():
@@ -267,7 +273,7 @@ def join(*, timeout: float) -> Replicas:
         own_store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         choose_interface(own_store, rank, count)
         dist.init_process_group(backend, store=own_store, rank=rank, world_size=count, timeout=limit)
-        return Replicas(timeout=limit)
+        return make(timeout=limit)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ Sources: `torch.distributed.fsdp`; Zhao et al., PyTorch FSDP, arXiv 2304.11277.
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -24,8 +25,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from outdo.distributed.lockstep import LockstepReplicas, fatal_errors
-from outdo.distributed.replicas import Replicas
-from outdo.models.attention.ulysses import SequenceGroup
 from outdo.models.dividing import move_buffers
 from outdo.utils.sharded_tensors import own_part
 
@@ -49,6 +48,9 @@ class DividingReplicas(LockstepReplicas):
     """Replicas that divide models among them; see `outdo.models.scorer.Division`.
 
     Args:
+        timeout: how long a replica is waited for.
+        device: where each of them computes.
+        share: how many neighbours share each sequence; see `LockstepReplicas`.
         offload: hold the parts of weights, gradients and moments in main memory; a layer is copied to the device when
             it is gathered, and the optimiser computes on the processor.
         reduce_dtype: in which gradients are sent and summed; unset: that of the weights, float32.
@@ -56,19 +58,19 @@ class DividingReplicas(LockstepReplicas):
 
     def __init__(
         self,
-        replicas: Replicas,
-        device: torch.device,
-        sequence: SequenceGroup | None = None,
         *,
+        timeout: timedelta,
+        device: torch.device,
+        share: int = 1,
         offload: bool = False,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(replicas, sequence)
+        super().__init__(timeout=timeout, share=share)
         self.device = device
         self.storage = torch.device("cpu") if offload else device
         pinned = device.type == "cuda"  # memory of which copies to a GPU are quick
         self.how = {
-            "mesh": init_device_mesh(device.type, (len(replicas),)),
+            "mesh": init_device_mesh(device.type, (len(self),)),
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
             "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy(),
         }

@@ -21,6 +21,7 @@ from outdo.utils.batching import accumulate
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.timing import span
+from outdo.utils.world import World
 
 Result = TypeVar("Result")
 LOGIT_CHUNK = 1024  # tokens whose logits exist at once in `Scorer._of_distributions`
@@ -91,6 +92,10 @@ class ScoringPool(Protocol):
 class ReplicaPool(ScoringPool, Protocol):
     """Processes that run the same program: `outdo.distributed.replicas.Replicas`."""
 
+    def check(self, model_forward: Forward) -> None:
+        """Raise `ModelError` if the processes together compute other scores of a few tokens than one does."""
+        ...
+
     def together(self, compute: Callable[[], Result]) -> list[Result]:
         """Compute in every process, and return the results of all, in the same order."""
         ...
@@ -122,13 +127,13 @@ class Division(ReplicaPool, Protocol):
         ...
 
 
-def replicas_of(pool: ScoringPool | None) -> ReplicaPool | None:
-    """Return the pool if it consists of replicas."""
+def replicas_of(pool: ScoringPool | World | None) -> ReplicaPool | None:
+    """Return the processes if they are replicas."""
     return pool if isinstance(pool, ReplicaPool) else None
 
 
-def division_of(pool: ScoringPool | None) -> Division | None:
-    """Return the pool if it divides models."""
+def division_of(pool: ScoringPool | World | None) -> Division | None:
+    """Return the processes if they divide models."""
     return pool if isinstance(pool, Division) else None
 
 

@@ -21,11 +21,8 @@ from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts
 from outdo.data.questions import Question
 from outdo.data.splits import Questions, load_questions
-from outdo.distributed.lockstep import LockstepReplicas, sequence_group
-from outdo.distributed.replicas import Replicas
 from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.choice import AttentionSetting
-from outdo.models.attention.ulysses import check_parts
 from outdo.models.bundle import Models
 from outdo.models.chat_options import set_chat_options
 from outdo.models.device import choose_device, describe_hardware
@@ -33,9 +30,10 @@ from outdo.models.download import downloaded
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
-from outdo.models.scorer import BatchSizes, Division, ReplicaPool, ScoringPool, division_of
+from outdo.models.scorer import BatchSizes, Division, ScoringPool, division_of, replicas_of
 from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum
+from outdo.rewards.once import asked_together, is_divided
 from outdo.rewards.types import Reward
 from outdo.rollouts.engines.base import Engine, notes_of
 from outdo.rollouts.engines.builtin.probe import choice_of
@@ -65,7 +63,6 @@ from outdo.trainer.environment import environment_notes, open_environment
 from outdo.trainer.fallbacks import fallback_warnings
 from outdo.trainer.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
 from outdo.trainer.model_notes import model_notes
-from outdo.trainer.replicated import asked_together, is_divided
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 from outdo.utils.processor_wait import share_so_far
@@ -151,12 +148,11 @@ def build_run(
     facts = _with_files(facts if facts and model is None else inspect_folder(model or recipe.model), display)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
-    replicas = _replicas(recipe, world)
-    reward, online_reward_models = rewards_of(recipe, folder, _division_of_rewards(recipe, replicas), world)
+    reward, online_reward_models = rewards_of(recipe, folder, _division_of_rewards(recipe, world), world)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
     with display.working(f"loading {model or recipe.model}"):
-        policy = _policy(recipe, facts, replicas)
+        policy = _policy(recipe, facts, world)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires, world)
     prompts, held_out, data_notes = build_prompts(recipe, questions, policy, display)
     engine, on_first = open_engine_of_run(recipe, policy, world)
@@ -208,9 +204,9 @@ def _with_files(facts: ModelFacts, display: Display) -> ModelFacts:
         return downloaded(facts)
 
 
-def _division_of_rewards(recipe: Recipe, replicas: ScoringPool | None) -> Division | None:
+def _division_of_rewards(recipe: Recipe, world: World) -> Division | None:
     """Return what divides the reward models; nothing if the thread of the first replica asks them alone."""
-    return None if recipe.train.max_staleness else division_of(replicas)
+    return None if recipe.train.max_staleness else division_of(world)
 
 
 def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
@@ -252,9 +248,9 @@ def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Qu
     return found
 
 
-def _policy(recipe: Recipe, facts: ModelFacts, replicas: ReplicaPool | None) -> Policy:
+def _policy(recipe: Recipe, facts: ModelFacts, world: World) -> Policy:
     workers = recipe.workers or 1
-    pool: ScoringPool | None = replicas
+    pool: ScoringPool | None = replicas_of(world)
     if workers > 1:
         pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
     policy = Policy.load(
@@ -274,27 +270,9 @@ def _policy(recipe: Recipe, facts: ModelFacts, replicas: ReplicaPool | None) -> 
         pool=pool,
     )
     set_chat_options(policy.tokenizer, recipe.data.chat_options)
-    if isinstance(pool, LockstepReplicas) and pool.sequence is not None:
-        check_parts(policy.forward, pool.sequence)
+    if replicas := replicas_of(world):
+        replicas.check(policy.forward)
     return policy
-
-
-def _replicas(recipe: Recipe, world: World) -> ReplicaPool | None:
-    """Return the replicas, or what lets them divide models and share sequences, as the recipe says; None if alone."""
-    if len(world) == 1:
-        return None
-    assert isinstance(world, Replicas)
-    share = sequence_replicas(recipe)
-    sequence = sequence_group(world, share) if share > 1 else None
-    if recipe.cluster.shard:
-        from outdo.distributed.sharding import DividingReplicas
-
-        how, reduce = recipe.cluster.shard, None
-        if how.reduce_dtype != "float32":
-            reduce = getattr(torch, how.reduce_dtype)
-        device = choose_device(recipe.device)[0]
-        return DividingReplicas(world, device, sequence, offload=how.offload, reduce_dtype=reduce)
-    return world if sequence is None else LockstepReplicas(world, sequence)
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:

@@ -11,8 +11,8 @@ from outdo.models.scorer import Division
 from outdo.rewards import WeightedSum
 from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.loading import open_reward
+from outdo.rewards.once import RewardOnce, is_divided
 from outdo.rewards.types import Reward, RewardContext
-from outdo.trainer.replicated import RewardOnce, is_divided
 from outdo.types import Group
 from outdo.utils.extras import load_extra
 from outdo.utils.reward_names import REWARD_MODEL

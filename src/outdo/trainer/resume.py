@@ -17,8 +17,7 @@ from outdo.storage.provenance import saved_revisions
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run, identity_of
 from outdo.trainer.display import Display
-from outdo.trainer.replicated import own_folder
-from outdo.trainer.run import make_tokens_folder, run_to_end, write_page
+from outdo.trainer.run import make_tokens_folder, own_folder, run_to_end, write_page
 from outdo.trainer.state import Progress, restore
 from outdo.trainer.tracking import tracking
 from outdo.utils.errors import CheckpointError, UserError

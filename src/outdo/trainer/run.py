@@ -1,7 +1,10 @@
 """`outdo train`: the body of `for step in train(...)`, and what is before and after."""
 
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,14 +33,13 @@ from outdo.trainer.display import Display
 from outdo.trainer.held_out import completion, early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.profiling import TRACE, show_profile, traced
-from outdo.trainer.replicated import own_folder
 from outdo.trainer.saving import save_after_error
 from outdo.trainer.state import Progress, check_free_space
 from outdo.trainer.tracking import tracking
 from outdo.types import Sampled, Step
 from outdo.utils.errors import RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
-from outdo.utils.world import ALONE, World
+from outdo.utils.world import ALONE, FOLDER, World
 
 
 def start(
@@ -62,6 +64,16 @@ def start(
             run = build_run(recipe, facts=facts, folder=own, display=display, world=world)
             status = run_to_end(run_folder, run, Progress(), display, trackers=trackers, profile=profile)
         return write_page(folder, status, display, world)
+
+
+@contextmanager
+def own_folder(folder: Path, world: World) -> Iterator[Path]:
+    """Give the run folder to the first process, and a temporary one to each other process: it is dropped at the end."""
+    if world.first:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="outdo-replica-", dir=os.environ.get(FOLDER)) as other:
+        yield Path(other)
 
 
 def make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:

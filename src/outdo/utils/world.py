@@ -1,5 +1,6 @@
 """The processes of a run: this one alone, or several that run the same program at the same time."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -8,6 +9,22 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Value = TypeVar("Value")
+
+LAUNCHER = "OUTDO_LAUNCHER"
+"""The environment variable with the descriptor of a pipe that is closed when the launcher ends, however it ends."""
+
+FOLDER = "OUTDO_LAUNCHER_FOLDER"
+"""The environment variable with the launcher's folder for temporary files, which ends with it."""
+
+
+def started_replicas() -> int:
+    """Return how many replicas this process was started as one of, by outdo or torchrun; 1 for a process alone."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else 1
+
+
+def was_launched() -> bool:
+    """Return whether a launcher, that of outdo or torchrun, has started this process."""
+    return LAUNCHER in os.environ or started_replicas() > 1
 
 
 class World(Protocol):

@@ -1,25 +1,10 @@
-"""What is different with replicas: the first one writes the run folder, and asks the reward functions."""
+"""Rewards of a run of several processes: the first one computes them for all."""
 
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
-from outdo.distributed.launch import FOLDER
-from outdo.rewards import WeightedSum
+from outdo.rewards.combine import WeightedSum
 from outdo.rewards.types import Reward, RewardInput, RewardOutput
 from outdo.utils.world import World
-
-
-@contextmanager
-def own_folder(folder: Path, world: World) -> Iterator[Path]:
-    """Give the run folder to the first replica, and a temporary one to each other replica: it is dropped at the end."""
-    if world.first:
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="outdo-replica-", dir=os.environ.get(FOLDER)) as other:
-        yield Path(other)
 
 
 def asked_together(total: WeightedSum, world: World) -> WeightedSum:
@@ -38,7 +23,7 @@ def is_divided(reward: Reward) -> bool:
 
 
 class RewardOnce:
-    """A reward that the first replica computes for all.
+    """A reward that the first process computes for all.
 
     Rewards can depend on time or on chance, and can cost money: each answer is scored once.
     """
@@ -49,7 +34,7 @@ class RewardOnce:
         self.name = reward.name
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
-        """Return the outputs of the first replica."""
+        """Return the outputs of the first process."""
         return self.world.from_first(lambda: self.reward(inputs))
 
     def close(self) -> None:
