@@ -136,7 +136,7 @@ def _commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
             yield from _commands(command, f"{name} {each}")
         else:
-            yield f"{name} {each}", command
+            yield f"{name} {each}", command.loaded()
 
 
 def metrics_page() -> Iterator[str]:

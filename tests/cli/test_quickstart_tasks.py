@@ -7,9 +7,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from outdo.cli import main
 from outdo.cli.quickstart import calculator, guessing, programs
-from outdo.cli.quickstart.command import TASKS
+from outdo.cli.quickstart.command import TASKS, command
 from outdo.cli.quickstart.model import CHAT_TEMPLATE, END, small_tokenizer
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.rollouts.environments.template import Template
@@ -38,7 +37,7 @@ def texts(row: Any) -> Iterator[str]:
 
 
 def test_the_command_takes_every_task() -> None:
-    assert get_args(get_type_hints(main.quickstart)["task"]) == tuple(TASKS)
+    assert get_args(get_type_hints(command)["task"]) == tuple(TASKS)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -54,6 +54,7 @@ def mistake(line: str) -> str:
             return f"no command {' '.join([*names, words[0]])}"
         names.append(words.pop(0))
         command = command.commands[names[-1]]
+    command = command.loaded()
     if names[1:] == ["convert"]:
         return ""  # what follows is of another library
     options = {text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)}

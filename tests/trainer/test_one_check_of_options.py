@@ -221,7 +221,7 @@ def by_itself(setting: str, piece: dict[str, Any], monkeypatch: pytest.MonkeyPat
                 Path("run", file).parent.mkdir(exist_ok=True)
                 Path("run", file).touch()
             monkeypatch.setattr(track, "_send", lambda *_: None)
-            return mistakes(track.run_track, Path("run"), [to_toml(piece)], SimpleNamespace(say=print))
+            return mistakes(track.command, Path("run"), [to_toml(piece)])
     return None
 
 

@@ -12,7 +12,7 @@ from run_cases import write_home, write_rows
 from tqdm import tqdm
 
 from outdo.cli import main
-from outdo.cli.train import TrainArguments, run_train
+from outdo.cli.train import run_train
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.display import Display
@@ -74,7 +74,7 @@ def test_a_run_on_a_terminal_shows_that_it_loads_tokenises_and_evaluates(tmp_pat
     screen = StringIO()
     monkeypatch.chdir(write_home(tmp_path))
     display = Display(Console(file=screen, force_terminal=True, width=200))
-    assert run_train(["recipe.toml", "run=./run", "steps=1"], display, TrainArguments()) == 0
+    assert run_train(["recipe.toml", "run=./run", "steps=1"], display) == 0
     said = screen.getvalue()
     for what in ("loading", "tokenising training questions", "tokenising held-out questions", "evaluating, greedy"):
         assert what in said
@@ -97,7 +97,8 @@ def test_supervised_training_on_a_terminal_shows_that_it_loads_and_tokenises(
 ):
     monkeypatch.chdir(write_home(tmp_path))
     write_rows(tmp_path / "rows.jsonl", [{name: f"{name} {n}" for name in columns} for n in range(4)])
-    monkeypatch.setattr(main, "Display", partial(Display, Console(file=(screen := StringIO()), force_terminal=True)))
+    display = partial(Display, Console(file=(screen := StringIO()), force_terminal=True))
+    monkeypatch.setattr(f"outdo.cli.{command.replace('-', '_')}.Display", display)
     arguments = ["model", "--data=rows.jsonl", "--out=made", "--steps=1", "--batch=2", "--lr=0.01", "--device=cpu"]
     assert main.app([command, *arguments], standalone_mode=False) == 0
     for what in ("loading model", *shown):

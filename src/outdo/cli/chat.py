@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from itertools import count
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from outdo.cli.arguments import Device, Engine, MaxTokens, RunOrModel
 from outdo.cli.output import print_line
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
@@ -20,18 +23,17 @@ from outdo.utils.text import escape_control
 MAX_TOKENS = 256
 
 
-def run_chat(
-    model: str,
-    console: Console,
+def command(
     *,
-    temperature: float,
-    max_tokens: int | None,
-    seed: int,
-    device: str,
-    engine: str | None = None,
+    model: RunOrModel,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy")] = 1.0,
+    max_tokens: MaxTokens = None,
+    seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
+    device: Device = "auto",
+    engine: Engine = None,
 ) -> None:
     """Answer each line until an empty one. A model with a chat template remembers the conversation, others do not."""
-    source = find_model(model)
+    console, source = Console(), find_model(model)
     piece = named_engine(engine, source.recipe)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=device)

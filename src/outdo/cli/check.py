@@ -1,7 +1,11 @@
 """`outdo check`: a recipe, its data and its rewards, without the model."""
 
+from typing import Annotated
+
+import typer
 from rich.console import Console
 
+from outdo.cli.arguments import Settings
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
 from outdo.trainer.preflight import check
 from outdo.trainer.preflight_report import show
@@ -13,9 +17,13 @@ WARNED = 1
 """The exit status with `--strict` if there are warnings and no errors."""
 
 
-def run_check(settings: list[str] | None, console: Console, *, strict: bool = False) -> int:
+def command(
+    settings: Settings = None,
+    *,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 if there are warnings")] = False,
+) -> int:
     """Check a recipe and print the report; return the exit status."""
-    recipe = recipe_of(settings)
+    recipe, console = recipe_of(settings), Console()
     with progress("checking the recipe", console=console):
         report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine, references=REFERENCES)
     show(report, console)

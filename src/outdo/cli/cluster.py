@@ -1,12 +1,13 @@
 """`outdo cluster check`: the processes and machines of a run, before a model loads."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from outdo.cli.arguments import recipe_and_overrides
+from outdo.cli.arguments import Settings, recipe_and_overrides
 from outdo.config.file import load
 from outdo.config.recipe import RUNS, Recipe, run_folder
 from outdo.distributed.launch import end_with_launcher, launch
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
     from outdo.trainer.cluster_check import Report
 
 
-def run_cluster_check(settings: list[str] | None, console: Console, *, timeout: float) -> int:
+def command(
+    settings: Settings = None,
+    *,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds in which the processes have to meet")] = 60.0,
+) -> int:
     """Print what the processes of a recipe find, and a line for each problem; return 1 if there is one, else 0.
 
     Alone, this process starts as many on this machine as the recipe has replicas.
 
     Raises: WorkerError if the processes do not meet within `timeout` seconds.
     """
+    console = Console()
     end_with_launcher()
     started = started_replicas()
     if started == 1:

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from outdo.cli.arguments import no_run
+from outdo.cli.arguments import AsJson, no_run
 from outdo.cli.output import print_line, print_warning
 from outdo.config.resume import flatten
 from outdo.observability.page import read
@@ -26,8 +27,12 @@ SHOWN = (
 Columns = Mapping[str, Mapping[str, Any]]
 
 
-def run_compare(runs: Sequence[Path], console: Console, *, as_json: bool) -> None:
+def command(
+    runs: Annotated[list[Path], typer.Argument(help="two or more run folders", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
     """Print what differs between runs. Raises `UserError` with every folder without a run."""
+    console = Console()
     _check(runs)
     settings = {str(run): dict(flatten(read.table(run, "recipe.toml", print_warning))) for run in runs}
     metrics = {str(run): _last_metrics(run) for run in runs}

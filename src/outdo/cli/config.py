@@ -1,18 +1,23 @@
 """`outdo config`: the recipe with every default, its schema, or the named pieces."""
 
 import json
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from outdo.config import file
 from outdo.config.options import list_pieces
 
 
-def run_config(console: Console, *, schema: bool, pieces: bool) -> None:
+def command(
+    schema: Annotated[bool, typer.Option("--schema", help="print the JSON schema instead")] = False,
+    pieces: Annotated[bool, typer.Option("--pieces", help="print every named piece and its options instead")] = False,
+) -> None:
     """Write a commented recipe with every default, or the JSON schema, or every named piece and its options."""
     text = file.commented()
     if pieces:
         text = "\n".join(list_pieces())
     elif schema:
         text = json.dumps(file.schema(), indent=2)
-    console.file.write(f"{text}\n")
+    Console().file.write(f"{text}\n")

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
 from rich.console import Console
 
-from outdo.cli.arguments import not_writable
+from outdo.cli.arguments import OtherSettings, not_writable
 from outdo.cli.output import print_line
 from outdo.config.convert.conversion import Conversion, written_recipe
 from outdo.config.convert.openrlhf import convert_openrlhf
@@ -21,14 +22,20 @@ Library = Literal["trl", "verl", "openrlhf"]
 FILES = {"trl": (".py", ".yaml", ".yml"), "verl": (".yaml", ".yml", ".sh"), "openrlhf": (".sh",)}
 
 
-def run_convert(
-    library: Library, words: Sequence[str], out: Path, console: Console, *, rows: int | None, processes: int
+def command(
+    library: Annotated[Library, typer.Argument(show_default=False)],
+    settings: OtherSettings,
+    *,
+    out: Annotated[Path, typer.Option(help="the recipe to write")] = Path("recipe.toml"),
+    rows: Annotated[int | None, typer.Option(min=1, help="training questions, to turn epochs into steps")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="processes that TRL is started with")] = 1,
 ) -> int:
     """Write the recipe, print what has no counterpart or another meaning, and return the exit status.
 
     It is 1 if the recipe lacks something that outdo needs. Raises `UserError` with all mistakes in the configuration.
     """
-    file, words = _file_and_settings(library, words)
+    console = Console()
+    file, words = _file_and_settings(library, settings)
     code = out.with_name(f"{out.stem}_rewards.py")
     title = f"Converted by `outdo convert {library}`" + (f" from {file.name}" if file else "") + "."
     conversion, source = _convert(library, file, words, code, rows=rows, processes=processes)

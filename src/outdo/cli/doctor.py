@@ -5,12 +5,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from outdo.cli.arguments import no_run
 from outdo.cli.output import metrics_of, print_text, print_warning
+from outdo.cli.packages import run_packages
 from outdo.observability.doctor import LEVELS, Finding, Level, diagnose
 from outdo.observability.doctor.resumes import changed_bits
 from outdo.observability.page import read
@@ -19,6 +22,22 @@ from outdo.utils.errors import UserError
 from outdo.utils.text import mark_invisible
 
 COLOURS: Mapping[Level, str] = {"warning": "bold yellow", "note": "cyan", "good": "green"}
+
+
+def command(
+    runs: Annotated[list[Path] | None, typer.Argument(help="run folders", show_default=False)] = None,
+    packages: Annotated[bool, typer.Option("--packages", help="examine the installed packages instead")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 if there is a warning")] = False,
+) -> int:
+    """Diagnose runs, or the installed packages."""
+    if packages == bool(runs):
+        raise UserError(["doctor: expected run folders, or --packages"])
+    if packages:
+        if strict:
+            raise UserError(["--strict: has no effect with --packages, whose status is 1 if packages do not fit"])
+        return run_packages(Console(), as_json=as_json)
+    return run_doctor(runs or [], Console(), as_json=as_json, strict=strict)
 
 
 def run_doctor(runs: Sequence[Path], console: Console, *, as_json: bool = False, strict: bool = False) -> int:

@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Annotated
 
+import typer
+
+from outdo.cli.arguments import Settings
 from outdo.cli.dry_run import in_one_process
 from outdo.cli.recipe import probe_machine, recipe_of
 from outdo.config.environments import row_environments
@@ -18,14 +22,18 @@ BETWEEN = "│"
 """Stands between two tokens."""
 
 
-def run_env_try(settings: list[str] | None, display: Display, *, question: int) -> int:
+def command(
+    settings: Settings = None,
+    *,
+    question: Annotated[int, typer.Option(min=1, help="which question, in the order of training")] = 1,
+) -> int:
     """Let the model of a recipe play one episode of its environment; print each turn with its tokens.
 
     `question` is its number in the order of training, from 1. Nothing is trained or written.
 
     Raises: UserError with every mistake of the recipe, also that it has no environment.
     """
-    recipe = recipe_of(settings)
+    display, recipe = Display(), recipe_of(settings)
     if recipe.environment is None:
         raise UserError(["env try: the recipe has no `environment`; see `outdo train --dry-run` for single answers"])
     with display.working("checking the recipe"):

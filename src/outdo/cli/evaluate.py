@@ -5,14 +5,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from outdo.cli.answering import Answering, answering
-from outdo.cli.arguments import not_writable
+from outdo.cli.arguments import (
+    AsJson,
+    Device,
+    Engine,
+    Limit,
+    MaxTokens,
+    RunOrModel,
+    Temperature,
+    Template,
+    not_writable,
+)
 from outdo.cli.output import print_line
 from outdo.config.environments import row_environments
 from outdo.config.file import read_value
@@ -76,6 +87,52 @@ class Task:
     right: str | None  # the name of the reward that decides which answers are right
     limits: Mapping[str, Any]  # further arguments of `load_reward`
     answering: Answering
+
+
+def command(
+    *,
+    model: RunOrModel,
+    data: Annotated[
+        list[str] | None, typer.Option(help="questions; may be given several times; unset: those held out by the run")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="a second model to compare with")] = None,
+    rewards: Annotated[
+        list[str] | None, typer.Option(help="a reward, as in a recipe; may be given several times; unset: the run's")
+    ] = None,
+    right: Annotated[
+        str | None, typer.Option(help="the reward that decides which answers are right; unset: see eval.right")
+    ] = None,
+    k: Annotated[int, typer.Option(min=1, help="answers per question")] = 1,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    limit: Limit = None,
+    template: Template = None,
+    seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
+    device: Device = "auto",
+    rates: Annotated[Path | None, typer.Option(help="write the pass rate of each question, for data.select")] = None,
+    answers: Annotated[Path | None, typer.Option(help="write every answer with its rewards: a .jsonl file")] = None,
+    engine: Engine = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate one model, or two."""
+    arguments = EvalArguments(
+        data=data or (),
+        rewards=rewards or (),
+        right=right,
+        k=k,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        limit=limit,
+        template=template,
+        seed=seed,
+        device=device,
+        rates=rates,
+        answers=answers,
+        engine=engine,
+    )
+    models = [model] if against is None else [model, against]
+    models = [model] if against is None else [model, against]
+    run_eval(models, arguments, Console(), as_json=as_json)
 
 
 def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, *, as_json: bool) -> None:

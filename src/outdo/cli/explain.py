@@ -5,15 +5,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo
+from outdo.cli.arguments import AsJson
 from outdo.cli.output import print_line
 from outdo.config.file import read_value
 from outdo.config.method_rules import objective_mistakes
@@ -67,6 +70,29 @@ EXAMPLES: Mapping[int, Example] = {
     3: Example(old=0.900, news=(0.900, 0.800, 0.720, 0.500, 0.100), advantage=-1.0),
     4: Example(old=0.500, news=(0.600,), advantage=0.01, refs=(0.500, 0.100, 1e-50), beta=0.02),
 }
+
+
+def command(
+    objective: Annotated[str, typer.Argument(help="a preset, or file.py:name")] = "grpo",
+    *,
+    old: Annotated[float | None, typer.Option(help="probability of the token when it was sampled")] = None,
+    new: Annotated[list[float] | None, typer.Option(help="its probability now; may be given several times")] = None,
+    ref: Annotated[float | None, typer.Option(help="its probability under the reference; unset: as --old")] = None,
+    advantage: Annotated[float, typer.Option(help="advantage of its answer")] = 1.0,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="option of the objective: beta=0.02")] = None,
+    group: Annotated[int, typer.Option(help="number of answers to the question")] = 1,
+    length: Annotated[int, typer.Option(help="tokens of each answer")] = 1,
+    example: Annotated[int | None, typer.Option(help="print a worked example: 1, 2, 3 or 4")] = None,
+    picture: Annotated[Path | None, typer.Option("--plot", help="draw J and its gradient: .svg or .png")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a worked example, or explain an objective."""
+    if example is not None:
+        run_example(example, Console(), picture=picture, as_json=as_json)
+        return
+    arguments = ExplainArguments(old=old, news=new or (), ref=ref, advantage=advantage, group=group, length=length)
+    make = partial(named_objective, objective, settings or [], length=length)
+    run_explain(objective, make, arguments, Console(), picture=picture, as_json=as_json)
 
 
 def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objective:

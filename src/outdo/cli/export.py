@@ -1,40 +1,42 @@
 """`outdo export`: the model of a run as an ordinary model folder."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+import typer
 from rich.console import Console
 
 from outdo.cli.output import print_line
-from outdo.storage.hub import push
+from outdo.storage import hub
 from outdo.trainer.export import SEQUENCES, export, export_merged
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.trainer.model_card import card
 from outdo.trainer.progress_bar import progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """Where `outdo export` uploads the model; nowhere without a name."""
-
-    name: str | None
-    public: bool
-    licence: str | None
-
-
-def run_export(
-    run: str, folder: Path, console: Console, *, best: bool, dtype: str, merge: bool, upload: Upload
+def command(
+    run: Annotated[str, typer.Argument(help="the run folder; with --merge also an adapter folder")],
+    folder: Annotated[Path, typer.Argument(help="a new folder for the model")],
+    *,
+    best: Annotated[bool, typer.Option("--best", help="the best checkpoint instead of the newest")] = False,
+    dtype: Annotated[
+        Literal["source", "float32", "bfloat16", "float16"],
+        typer.Option(help="dtype of the weights; source: that of the model that the run started from"),
+    ] = "source",
+    merge: Annotated[bool, typer.Option("--merge", help="merge the adapter into its base: a whole model")] = False,
+    push: Annotated[str | None, typer.Option(help="also upload the folder to the Hub: owner/name")] = None,
+    public: Annotated[bool, typer.Option("--public", help="create it for everybody; otherwise it is private")] = False,
+    licence: Annotated[str | None, typer.Option("--license", help="the model's licence: apache-2.0, mit, ...")] = None,
 ) -> None:
     """Write the model of the newest checkpoint, or of the best one, to a new folder (`outdo.trainer.export`).
 
-    With `upload` it is also sent to the Hub. A folder that an earlier call has written, and not uploaded, is then used.
+    With `push` it is also sent to the Hub. A folder that an earlier call has written, and not uploaded, is then used.
     """
-    source = find_model(run, best=best)
-    if upload.name is None or not _is_written(source, folder, upload.licence):
-        _write(source, folder, console, dtype=dtype, merge=merge, licence=upload.licence)
-    if upload.name is not None:
-        message = f"Model of {source.name}"
-        address = push(folder, upload.name, private=not upload.public, message=message)
+    console, source = Console(), find_model(run, best=best)
+    if push is None or not _is_written(source, folder, licence):
+        _write(source, folder, console, dtype=dtype, merge=merge, licence=licence)
+    if push is not None:
+        address = hub.push(folder, push, private=not public, message=f"Model of {source.name}")
         print_line(console, f"uploaded to {address}")
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from itertools import groupby
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -19,6 +21,13 @@ TOPICS: Mapping[str, str] = {
     "engine": "Are sampler and trainer the same policy?",
     "cost": "What does it cost?",
 }
+
+
+def command(
+    metric: Annotated[str | None, typer.Argument(help="unset: all of them", show_default=False)] = None,
+) -> None:
+    """Print what one metric means, or a list of all."""
+    run_glossary(metric, Console())
 
 
 def run_glossary(metric: str | None, console: Console) -> None:

@@ -4,6 +4,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from outdo.cli import points
 from outdo.cli.arguments import no_run, not_writable
@@ -36,6 +39,46 @@ class InspectArguments:
     terminal: bool = False  # print one group instead of a page
     group: int | None = None  # the one to print
     by: str | None = None  # the quantity that colours its tokens
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(help="a run folder, or up to ten to compare", show_default=False)],
+    *,
+    out: Annotated[Path | None, typer.Option(help="the file to write; unset: report.html in the run folder")] = None,
+    step: Annotated[
+        list[int] | None,
+        typer.Option(help="a step whose tokens are shown; may be given several times; unset: the most telling steps"),
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="compare two evaluations and checkpoints of the run: start step_80, or step_40 step_80"),
+    ] = None,
+    serve: Annotated[
+        bool | None, typer.Option("--serve/--file", help="serve a live page, or write a file; unset: live if it runs")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port of the server; 0: any free one")] = 0,
+    terminal: Annotated[bool, typer.Option("--terminal", help="print one group of one step in the terminal")] = False,
+    group: Annotated[int | None, typer.Option(min=0, help="the group that --terminal prints")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="what colours its tokens: moved, ratio, advantage, ...", show_default=False)
+    ] = None,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="groups of each step on the page; unset: as many as fit")
+    ] = None,
+) -> None:
+    """Show one run, or several to compare."""
+    arguments = InspectArguments(
+        steps=step or (),
+        groups=groups,
+        compare=compare,
+        out=out,
+        serve=serve,
+        port=port,
+        terminal=terminal,
+        group=group,
+        by=by,
+    )
+    run_inspect(runs, arguments, Display())
 
 
 def run_inspect(runs: Sequence[Path], arguments: InspectArguments, display: Display) -> None:

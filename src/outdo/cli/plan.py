@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from outdo.cli.arguments import recipe_and_overrides
+from outdo.cli.arguments import AsJson, Settings, recipe_and_overrides
 from outdo.cli.recipe import prompt_renderer
 from outdo.config.attention import divided_heads
 from outdo.config.file import RecipeError, load
@@ -44,6 +46,39 @@ class PlanArguments:
     prompt_tokens: float | None
     spread: float | None
     staleness: int
+
+
+def command(
+    settings: Settings = None,
+    *,
+    gpus: Annotated[str, typer.Option(help="number and name of the devices: 8xH100")] = "1xH100",
+    card: Annotated[
+        list[str] | None, typer.Option(help="a number of the card: memory=141, price=2; may be given several times")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="7B, qwen2.5-7b or a folder; unset: the recipe's")] = None,
+    answer_tokens: Annotated[float | None, typer.Option(min=1, help="mean length of an answer")] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(min=0, help="mean length of a prompt")] = None,
+    spread: Annotated[
+        float | None, typer.Option(min=0.01, max=4, help="standard deviation of the logarithm of the lengths")
+    ] = None,
+    staleness: Annotated[int, typer.Option(min=0, max=64, help="updates by which an answer may be behind")] = 1,
+    validation: Annotated[
+        bool, typer.Option("--validate", help="compare predictions with published measurements instead")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the plan of a recipe, or what `outdo.planning` predicts for published runs."""
+    arguments = PlanArguments(
+        gpus=gpus,
+        card=card or [],
+        model=model,
+        answer_tokens=answer_tokens,
+        prompt_tokens=prompt_tokens,
+        spread=spread,
+        staleness=staleness,
+    )
+    run = run_validation if validation else run_plan
+    run(settings, arguments, Console(), as_json=as_json)
 
 
 def run_plan(settings: list[str] | None, arguments: PlanArguments, console: Console, *, as_json: bool = False) -> None:

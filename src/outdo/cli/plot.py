@@ -3,14 +3,27 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from outdo.cli.arguments import no_run, not_writable
 from outdo.cli.output import metrics_of, print_line, print_warning
 from outdo.observability.curves import plot
 from outdo.utils.errors import RunFolderError, UserError
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(help="a run folder, or two to compare", show_default=False)],
+    *,
+    out: Annotated[Path, typer.Option(help="a .png or .svg file")] = Path("curves.png"),
+    metric: Annotated[
+        list[str] | None, typer.Option(help="a metric to draw; may be given several times; unset: the usual ones")
+    ] = None,
+) -> None:
+    """Draw the curves of runs."""
+    run_plot(runs, out, metric, Console())
 
 
 def run_plot(runs: Sequence[Path], out: Path, names: Sequence[str] | None, console: Console) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from torch import Tensor
 
 from outdo.cli.adapter_option import read_adapter
-from outdo.cli.arguments import not_empty
+from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Template, not_empty
 from outdo.cli.template_option import read_template, template_notes
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
@@ -22,9 +23,9 @@ from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.schedules import constant
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, is_useful
-from outdo.rewards.model import BaseWeights, FitStep, RewardModel, fit
+from outdo.rewards.model import FitStep, RewardModel, fit
 from outdo.trainer.display import Display
-from outdo.trainer.supervised import Plan, not_started_yet, run_plan
+from outdo.trainer.supervised import Plan, not_started_yet, parsed, run_plan
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
 
@@ -76,6 +77,65 @@ class PreferenceData:
     def loss(self) -> Loss:
         """The loss that is minimised."""
         return "regression" if self.kind == "regression" else "pairs"
+
+
+def command(
+    *,
+    model: Annotated[str, typer.Argument(help="a language model or a reward model: a folder, .gguf file or hub name")],
+    data: Annotated[str, typer.Option(help="preference pairs, or rated answers")],
+    out: Annotated[Path, typer.Option(help="folder for the reward model")],
+    kind: Annotated[
+        Literal["pairs", "scored", "regression"] | None,
+        typer.Option(help="content of the data, and how it is learnt; unset: pairs or scored, by its columns"),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="optimiser steps")] = 200,
+    batch: Annotated[int, typer.Option(min=1, help="pairs, or rated prompts, per step")] = 32,
+    lr: Annotated[float, typer.Option(min=0, help="learning rate")] = 1e-5,
+    warmup: Annotated[int, typer.Option(min=0, help="steps of learning-rate warm-up")] = 0,
+    holdout: Annotated[float, typer.Option(min=0, max=0.9, help="share of the prompts held out as a test")] = 0.1,
+    prompt: Annotated[str | None, typer.Option(help="column of the prompts; unset: found by its name")] = None,
+    chosen: Annotated[str | None, typer.Option(help="column of the better answers; unset: found")] = None,
+    rejected: Annotated[str | None, typer.Option(help="column of the worse answers; unset: found")] = None,
+    completion: Annotated[str | None, typer.Option(help="column of the rated answers; unset: found")] = None,
+    reward: Annotated[str | None, typer.Option(help="column of the ratings; unset: found")] = None,
+    template: Template = None,
+    adapter: Adapter = None,
+    base_weights: BaseWeights = "auto",
+    seed: Annotated[int, typer.Option(help="random seed of new weights, the held-out prompts and the order")] = 0,
+    device: Device = "auto",
+    checkpoint_every: CheckpointEvery = 100,
+) -> int:
+    """Train a reward model on a file."""
+    columns = {
+        "prompt": prompt,
+        "chosen": chosen,
+        "rejected": rejected,
+        "completion": completion,
+        "reward": reward,
+    }
+    settings = RewardModelSettings(
+        model=model,
+        data=data,
+        kind=kind,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        warmup=warmup,
+        holdout=holdout,
+        columns=columns,
+        template=template,
+        adapter=adapter,
+        base_weights=base_weights,
+        seed=seed,
+        device=device,
+        checkpoint_every=checkpoint_every,
+    )
+    return run_reward_model(settings, out, Display())
+
+
+def resume_reward_model(settings: Mapping[str, Any], out: Path, display: Display, *, changed: bool) -> int:
+    """Continue the training that makes `out`, with its saved settings; return the exit status."""
+    return run_reward_model(parsed(RewardModelSettings, settings, out), out, display, resumed=True, changed=changed)
 
 
 def run_reward_model(

@@ -5,12 +5,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from outdo.cli.arguments import AsJson
 from outdo.cli.output import print_line, print_warning
 from outdo.storage.run_folder import read_metrics
 from outdo.storage.run_state import TAIL, run_state
@@ -39,8 +41,12 @@ class RunRow:
     seconds: float  # since its metrics were written
 
 
-def run_runs(folder: Path, console: Console, *, as_json: bool) -> None:
+def command(
+    folder: Annotated[Path, typer.Argument(help="the folder that holds them")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
     """Print the runs in a folder, the newest first. Raises `UserError` if there is no such folder."""
+    console = Console()
     if not folder.is_dir():
         raise UserError([f"{folder}: no such folder"])
     rows = sorted((_row(run, folder) for run in _runs(folder, DEEPEST)), key=lambda row: row.seconds)

@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from outdo.cli.adapter_option import read_adapter
-from outdo.cli.arguments import not_empty
+from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Template, not_empty
 from outdo.cli.template_option import read_template, template_notes
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
@@ -26,7 +27,7 @@ from outdo.models.policy import Policy
 from outdo.models.schedules import constant
 from outdo.trainer.display import Display
 from outdo.trainer.sft import SftStep, sft
-from outdo.trainer.supervised import Plan, not_started_yet, run_plan
+from outdo.trainer.supervised import Plan, not_started_yet, parsed, run_plan
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
 
@@ -68,6 +69,53 @@ class SftData:
     notes: list[str]
     fingerprints: dict[str, str]
     adapter: "PeftConfig | None" = None  # that a new training starts with
+
+
+def command(
+    *,
+    model: Annotated[str, typer.Argument(help="a model folder, a .gguf file or a hub name")],
+    data: Annotated[list[str], typer.Option(help="conversations, or prompts and answers; may be given several times")],
+    weight: Annotated[
+        list[float] | None, typer.Option(min=0.001, help="share of each --data in every batch; unset: by their sizes")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the fine-tuned model")],
+    steps: Annotated[int, typer.Option(min=1, help="optimiser steps")] = 200,
+    batch: Annotated[int, typer.Option(min=1, help="examples per step")] = 32,
+    lr: Annotated[float, typer.Option(min=0, help="learning rate")] = 1e-5,
+    warmup: Annotated[int, typer.Option(min=0, help="steps of learning-rate warm-up")] = 0,
+    prompt: Annotated[str | None, typer.Option(help="column of the prompts; unset: found by its name")] = None,
+    answer: Annotated[str | None, typer.Option(help="column of the answers; unset: found by its name")] = None,
+    template: Template = None,
+    adapter: Adapter = None,
+    base_weights: BaseWeights = "auto",
+    seed: Annotated[int, typer.Option(help="random seed of the order of the examples, and of --adapter")] = 0,
+    device: Device = "auto",
+    checkpoint_every: CheckpointEvery = 100,
+) -> int:
+    """Fine-tune a model on the examples of one or more files."""
+    settings = SftSettings(
+        model=model,
+        data=data,
+        weights=weight or (),
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        warmup=warmup,
+        seed=seed,
+        device=device,
+        prompt=prompt,
+        answer=answer,
+        template=template,
+        adapter=adapter,
+        base_weights=base_weights,
+        checkpoint_every=checkpoint_every,
+    )
+    return run_sft(settings, out, Display())
+
+
+def resume_sft(settings: Mapping[str, Any], out: Path, display: Display, *, changed: bool) -> int:
+    """Continue the fine-tuning that makes `out`, with its saved settings; return the exit status."""
+    return run_sft(parsed(SftSettings, settings, out), out, display, resumed=True, changed=changed)
 
 
 def run_sft(settings: SftSettings, out: Path, display: Display, *, resumed: bool = False, changed: bool = False) -> int:

@@ -1,10 +1,12 @@
 """`outdo track`: send a run that has ended to a tracker."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from outdo.cli.arguments import no_run
+import typer
+
+from outdo.cli.arguments import RunFolder, no_run
 from outdo.cli.output import print_warning
 from outdo.config.file import read_piece
 from outdo.config.trackers import missing_clients, tracker_mistakes
@@ -19,12 +21,18 @@ from outdo.trainer.tracking import tracker_settings
 from outdo.utils.errors import OutdoError, UserError
 
 
-def run_track(run: Path, to: Sequence[str], display: Display) -> None:
+def command(
+    run: RunFolder,
+    to: Annotated[
+        list[str], typer.Option(help="wandb, tensorboard, trackio, mlflow, or a table; may be given several times")
+    ],
+) -> None:
     """Send the metrics, the completions and the page of a run to trackers, each time as a new run there.
 
     Raises `UserError` for a run that is active or has no recipe, and for trackers that cannot be used, and `OutdoError`
     with what could not be delivered.
     """
+    display = Display()
     if problem := no_run(run) or _not_sendable(run):
         raise UserError([problem])
     pieces = [read_piece("--to", text, '{name = "wandb", project = "mine"}') for text in to]

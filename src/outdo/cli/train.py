@@ -1,9 +1,12 @@
 """`outdo train`: check a recipe, and train by it."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from outdo.cli.arguments import Profile, Restarts, Settings
 from outdo.cli.processes import run_in_processes
 from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of
 from outdo.config.recipe import Recipe, run_folder
@@ -14,66 +17,84 @@ from outdo.utils.errors import UserError
 from outdo.utils.world import ALONE, World
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainArguments:
-    """The arguments of `outdo train`, without its settings."""
+def command(
+    settings: Settings = None,
+    profile: Profile = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="sample and score one group, show it, and write nothing")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="continue the run if its folder holds one; needs `run`")
+    ] = False,
+    restarts: Restarts = 0,
+) -> int:
+    """Check a recipe, and train by it."""
+    return run_train(settings, Display(), profile=profile, dry_run=dry_run, resume=resume, restarts=restarts)
 
-    profile: bool = False
-    dry_run: bool = False  # only one group is sampled and shown
-    resume: bool = False  # go on where a run of this recipe has ended, if its folder holds one
-    restarts: int = 0  # after a fault of the machine; see `outdo.distributed.launch`
 
+def run_train(
+    settings: list[str] | None,
+    display: Display,
+    *,
+    profile: bool = False,
+    dry_run: bool = False,
+    resume: bool = False,
+    restarts: int = 0,
+) -> int:
+    """Check a recipe and train by it; return the exit status. Raises `UserError` with every error of the check.
 
-def run_train(settings: list[str] | None, display: Display, arguments: TrainArguments) -> int:
-    """Check a recipe and train by it; return the exit status. Raises `UserError` with every error of the check."""
+    `dry_run` samples and shows one group only, `resume` goes on where a run of this recipe has ended, if its folder
+    holds one. For `restarts` see `outdo.distributed.launch`.
+    """
     recipe = recipe_of(settings)
-    if mistakes := _mistakes(recipe, arguments):
+    if mistakes := _mistakes(recipe, dry_run=dry_run, resume=resume, restarts=restarts):
         raise UserError(mistakes)
     name = recipe.run or free_run_name(Path(recipe.model).name)
     folder = run_folder(name)
-    train = partial(_train, recipe, folder, arguments=arguments)
-    if arguments.dry_run:
+    train = partial(_train, recipe, folder, profile=profile, dry_run=dry_run, resume=resume)
+    if dry_run:
         return train(display, ALONE)
-    options = [f"--{option}" for option in ("profile", "resume") if getattr(arguments, option)]
-    start = ["train", *(settings or []), f"run={name}", *options]
+    profiled = ["--profile"] if profile else []
+    start = ["train", *(settings or []), f"run={name}", *profiled, *(["--resume"] if resume else [])]
 
     def go_on() -> list[str]:
         if (folder / "recipe.toml").is_file():
-            return ["resume", str(folder), *(["--profile"] if arguments.profile else [])]
+            return ["resume", str(folder), *profiled]
         return start
 
-    restarts = arguments.restarts
     return run_in_processes(recipe, folder, train, display, arguments=start, go_on=go_on, restarts=restarts)
 
 
-def _mistakes(recipe: Recipe, arguments: TrainArguments) -> list[str]:
+def _mistakes(recipe: Recipe, *, dry_run: bool, resume: bool, restarts: int) -> list[str]:
     mistakes = []
-    if arguments.dry_run and (arguments.resume or arguments.restarts):
+    if dry_run and (resume or restarts):
         mistakes.append("--dry-run trains nothing, so that --resume and --restarts have no effect")
-    if arguments.resume and recipe.run is None:
+    if resume and recipe.run is None:
         mistakes.append("--resume: name the run (run=NAME); a run without a name gets a new folder at each start")
     return mistakes
 
 
-def _train(recipe: Recipe, folder: Path, display: Display, world: World, *, arguments: TrainArguments) -> int:
-    if arguments.resume:
+def _train(
+    recipe: Recipe, folder: Path, display: Display, world: World, *, profile: bool, dry_run: bool, resume: bool
+) -> int:
+    if resume:
         with importing():
             from outdo.trainer.resume import holds_run, resume_by
 
         if holds_run(folder, world):
-            return resume_by(recipe, folder, display, profile=arguments.profile, world=world)
+            return resume_by(recipe, folder, display, profile=profile, world=world)
     with display.working("checking the recipe"):
         report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)
     if report.errors:
         raise UserError(report.errors)
-    place = [] if arguments.dry_run else [f"run folder: {folder}"]
+    place = [] if dry_run else [f"run folder: {folder}"]
     for line in [*place, *report.notes, *(f"warning: {warning}" for warning in report.warnings)]:
         display.say(line)
-    if arguments.dry_run:
+    if dry_run:
         from outdo.cli.dry_run import run_dry
 
         return run_dry(recipe, display, facts=report.facts)
     with importing():
         from outdo.trainer.run import start
 
-    return start(recipe, folder, display, facts=report.facts, profile=arguments.profile, world=world)
+    return start(recipe, folder, display, facts=report.facts, profile=profile, world=world)

@@ -10,7 +10,6 @@ A checkpoint holds the model, the state of its optimiser, and the identity of th
 and the SHA-256 of its data. The position in the data follows from the number of finished steps.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,16 +25,17 @@ from outdo.storage.checkpoint import CheckpointInfo
 from outdo.storage.model_folder import save_model_folder
 from outdo.storage.provenance import versions
 from outdo.storage.run_folder import RunFolder, is_alive
+from outdo.storage.unfinished import SETTINGS, unfinished_folder
 from outdo.trainer.display import Display
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.saving import SaveTimes, save_after_error
 from outdo.utils.errors import CheckpointError, UserError
 
-SETTINGS = "settings.json"
 MAY_CHANGE = ("device", "checkpoint_every")
 """Settings that do not decide what the model becomes."""
 
 StepT = TypeVar("StepT")
+SettingsT = TypeVar("SettingsT")
 
 
 class SupervisedTraining(Protocol[StepT]):
@@ -99,12 +99,6 @@ class Plan(Generic[StepT]):
         return {"settings": settings, "data": dict(self.data), "versions": versions(), "process": process}
 
 
-def unfinished_folder(out: Path) -> Path:
-    """Return the folder of the training that makes the model folder `out`."""
-    target = out.resolve()
-    return target.with_name(f"{target.name}.unfinished")
-
-
 def not_started_yet(out: Path) -> str | None:
     """Return why no training can start that makes `out`, if an earlier one has saved steps that would be lost."""
     folder = unfinished_folder(out)
@@ -118,20 +112,14 @@ def has_steps(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("step_*"))
 
 
-def read_settings(out: Path) -> dict[str, Any]:
-    """Return the settings of the unfinished training that makes `out`. Raises `UserError` if they cannot be read."""
-    path = unfinished_folder(out) / SETTINGS
-    if path.exists() and not path.is_file():  # reading a pipe may wait for ever
-        raise UserError([f"{path}: expected a file, and this is a folder, a pipe or a device"])
+def parsed(kind: type[SettingsT], settings: Mapping[str, Any], out: Path) -> SettingsT:
+    """Return the saved settings of the training that makes `out`. Raises `UserError` if they are not such settings."""
+    given = {name: value for name, value in settings.items() if name != "command"}
     try:
-        settings = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError([f"{path}: cannot be read: {error.strerror}"]) from None
-    except ValueError as error:
-        raise UserError([f"{path}: not JSON: {error}"]) from None
-    if not isinstance(settings, dict) or "command" not in settings:
-        raise UserError([f"{path}: expected the settings of `outdo sft` or `outdo reward-model`"])
-    return settings
+        return kind(**given)
+    except TypeError as error:
+        where = unfinished_folder(out) / SETTINGS
+        raise UserError([f"{where}: not the settings of `outdo {settings['command']}`: {error}"]) from None
 
 
 def run_plan(plan: Plan[Any], out: Path, display: Display, *, resumed: bool = False, changed: bool = False) -> int:

@@ -9,7 +9,7 @@ import pytest
 import wandb_file
 from run_cases import Command, metrics, outdo_, timeless, together, weights
 
-from outdo.cli.train import TrainArguments, run_train
+from outdo.cli.train import run_train
 from outdo.observability.trackers.base import dashboard_names
 from outdo.trainer.display import Display
 from outdo.trainer.resume import resume
@@ -161,7 +161,7 @@ def test_a_missing_client_is_named_before_a_model_loads(tracked_home, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     sentence = r'track: wandb needs its client: pip install "outdo\[wandb\]"'
     with pytest.raises(UserError, match=sentence):
-        run_train(["recipe.toml", "run=./run", "track=wandb"], Display(), TrainArguments())
+        run_train(["recipe.toml", "run=./run", "track=wandb"], Display())
     run = tracked_home / "run"
     run.mkdir()
     (run / "recipe.toml").write_text((tracked_home / "recipe.toml").read_text())

@@ -11,19 +11,22 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from outdo.cli.answering import answering
+from outdo.cli.arguments import Engine
 from outdo.cli.doctor import run_doctor
 from outdo.cli.output import program
 from outdo.cli.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
 from outdo.cli.quickstart.model import build
 from outdo.cli.quickstart.task import Data, SmallModel, Task
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
-from outdo.cli.train import TrainArguments, run_train
+from outdo.cli.train import run_train
 from outdo.config.engines import is_remote
 from outdo.config.messages import to_toml
 from outdo.config.recipe import Piece, Recipe
@@ -72,6 +75,37 @@ class Shown:
         return self.text + {True: " right", False: " wrong", None: ""}[self.right]
 
 
+def command(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[SETTING]...", help="settings of the run: cluster.replicas=2 ...")
+    ] = None,
+    *,
+    task: Annotated[
+        Literal["sentences", "sums", "calculator", "guessing", "programs"],
+        typer.Option(
+            help="sentences that meet constraints, by SmolLM2-135M-Instruct; or with a small model that is made here: "
+            "sums in writing; products with a tool; a guessing game of several turns; programs in a sandbox"
+        ),
+    ] = "sentences",
+    careless: Annotated[
+        bool, typer.Option("--careless", help="sentences with a reward that forgets the topic: a hack, and its signs")
+    ] = False,
+    folder: Annotated[Path, typer.Option(help="folder for the data and the runs")] = Path("quickstart"),
+    seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
+    engine: Engine = None,
+) -> int:
+    """Train the model of a task, and show the results."""
+    return run_quickstart(
+        folder,
+        task=task,
+        careless=careless,
+        seed=seed,
+        display=Display(),
+        engine=engine,
+        overrides=settings or [],
+    )
+
+
 def run_quickstart(
     folder: Path,
     *,
@@ -97,14 +131,14 @@ def run_quickstart(
     model = home / "warm" if chosen.small else smollm2.model_file(display)
     data, run = write_data(home, seed, chosen), _free(home)
     recipe = write_recipe(run.with_suffix(".toml"), chosen, model, data, seed, sampler)
-    command = [str(recipe), f"run={run}", *overrides]
+    arguments = [str(recipe), f"run={run}", *overrides]
     if chosen.small:
-        _prepare(chosen, chosen.small, model, data["demonstrations"], seed, command, display)
+        _prepare(chosen, chosen.small, model, data["demonstrations"], seed, arguments, display)
     else:
         with display.working(f"making a model folder of {model.name}, once"):
             converted(model)
-    display.say(f"training by {recipe}, as `outdo train {shlex.join(command)}` does")
-    status = run_train(command, display, TrainArguments())
+    display.say(f"training by {recipe}, as `outdo train {shlex.join(arguments)}` does")
+    status = run_train(arguments, display)
     if status == 0:
         conclude(run, model, data["held_out"], display)
         further = ["inspect {run}", "chat {run}", "eval {run}", *chosen.further]
@@ -208,15 +242,15 @@ def conclude(run: Path, model: Path, questions: Path, display: Display) -> None:
 
 
 def _prepare(
-    task: Task, small: SmallModel, warm: Path, examples: Path, seed: int, command: list[str], display: Display
+    task: Task, small: SmallModel, warm: Path, examples: Path, seed: int, arguments: list[str], display: Display
 ) -> None:
-    """Make the small model in the folder `warm`, unless it is there; `command` is the run that will train it."""
+    """Make the small model in the folder `warm`, unless it is there; `arguments` are those of its run."""
     torch.set_num_threads(1)
     if warm.exists():
         display.say(f"the fine-tuned model in {warm} is used again")
         return
     new = build(warm.with_name("new"), seed, tokens=small.tokens, is_chat=small.is_chat)
-    _check([*command, f"model={new}"])
+    _check([*arguments, f"model={new}"])
     display.say(f"building a model and fine-tuning it on examples in which {small.teacher}")
     fine_tune(task, small, new, examples, seed, display).rename(warm)
 
@@ -235,9 +269,9 @@ def _recorded(run: Path, step: int) -> tuple[list[str], list[Shown], list[Shown]
     return asked, first, last
 
 
-def _check(command: list[str]) -> None:
+def _check(arguments: list[str]) -> None:
     """Raise `UserError` with every mistake in the recipe of a run, before time is spent on fine-tuning."""
-    recipe = recipe_of(command)
+    recipe = recipe_of(arguments)
     report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)
     if report.errors:
         raise UserError(report.errors)
