@@ -34,8 +34,8 @@ from hack_scorers import Answers, Row, Scorer
 from outdo.cli.output import metrics_of
 from outdo.cli.quickstart import sentences
 from outdo.observability.doctor import Finding, diagnose
-from outdo.observability.page import read
 from outdo.observability.record import parquet
+from outdo.storage import run_files
 
 RESULTS = tasks.HERE.parent / "docs/hacks.jsonl"
 PAGE = tasks.HERE.parent / "docs/doctor.md"
@@ -294,7 +294,7 @@ def train(case: Case, model: Path, run: Path) -> None:
 def judged(case: Case, run: Path) -> dict[str, Any]:
     """Return the line of a run: from which step on it is a hack, what the doctor finds, and some of its metrics."""
     lines, steps = metrics_of(run, print)
-    recipe = read.table(run, "recipe.toml", print)
+    recipe = run_files.table(run, "recipe.toml", print)
     after = [diagnose([line for line in lines if line["step"] <= step], recipe=recipe) for step in range(1, steps + 1)]
     found = [first_warning(findings) for findings in after]
     named = [step for step, each in enumerate(found, 1) if each and each.rule in case.rules]

@@ -26,7 +26,7 @@ from rich.console import Console
 from outdo.cli.output import metrics_of
 from outdo.config.file import load
 from outdo.observability.doctor import diagnose
-from outdo.observability.page import read
+from outdo.storage import run_files
 from outdo.trainer.display import Display
 from outdo.trainer.resume import resume
 from outdo.trainer.run import start
@@ -273,7 +273,7 @@ def first_and_symptoms(case: Case, runs: Path) -> tuple[str, str]:
     """Return the rule of the first finding and those of its symptoms; of a healthy run its level and all rules."""
     folder = folder_of(case, runs)
     lines, _ = metrics_of(folder, print)
-    findings = diagnose(lines, recipe=read.table(folder, "recipe.toml", print))
+    findings = diagnose(lines, recipe=run_files.table(folder, "recipe.toml", print))
     first = findings[0] if findings else None
     if not case.rules:
         level = first.level if first else "good"

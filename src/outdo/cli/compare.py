@@ -13,7 +13,7 @@ from rich.table import Table
 from outdo.cli.arguments import AsJson, no_run
 from outdo.cli.output import print_line, print_warning
 from outdo.config.resume import flatten
-from outdo.observability.page import read
+from outdo.storage import run_files
 from outdo.storage.run_folder import read_metrics
 from outdo.utils.errors import UserError
 from outdo.utils.text import for_terminal
@@ -34,7 +34,7 @@ def command(
     """Print what differs between runs. Raises `UserError` with every folder without a run."""
     console = Console()
     _check(runs)
-    settings = {str(run): dict(flatten(read.table(run, "recipe.toml", print_warning))) for run in runs}
+    settings = {str(run): dict(flatten(run_files.table(run, "recipe.toml", print_warning))) for run in runs}
     metrics = {str(run): _last_metrics(run) for run in runs}
     differing, measured = _differing(settings), list(dict.fromkeys(name for each in metrics.values() for name in each))
     if as_json:

@@ -16,7 +16,7 @@ from outdo.cli.output import metrics_of, print_text, print_warning
 from outdo.cli.packages import run_packages
 from outdo.observability.doctor import LEVELS, Finding, Level, diagnose
 from outdo.observability.doctor.resumes import changed_bits
-from outdo.observability.page import read
+from outdo.storage import run_files
 from outdo.storage.run_folder import read_metrics
 from outdo.utils.errors import UserError
 from outdo.utils.text import mark_invisible
@@ -64,7 +64,7 @@ def _diagnose(run: Path) -> tuple[list[Finding], int]:
     """Return the findings about a run and the number of its steps; print to stderr what cannot be read."""
     left_out: list[str] = []
     lines, steps = metrics_of(run, left_out.append)
-    findings = diagnose(lines, recipe=read.table(run, "recipe.toml", left_out.append))
+    findings = diagnose(lines, recipe=run_files.table(run, "recipe.toml", left_out.append))
     findings += changed_bits(read_metrics(run / "history.jsonl", report=left_out.append))
     for sentence in left_out:
         print_warning(f"{run}: {sentence}")

@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from outdo.cli import points
 from outdo.cli.arguments import no_run, not_writable
+from outdo.observability.page import points
 from outdo.observability.page.collect import View
 from outdo.observability.page.held_out import compare_evaluations
 from outdo.observability.page.html import render_page
 from outdo.observability.page.runs import MOST_RUNS, collect_runs
 from outdo.observability.page.select import CheckpointComparison, select_rows
+from outdo.observability.page.terminal import QUANTITIES, show_group
 from outdo.observability.record import parquet
-from outdo.observability.terminal import QUANTITIES, show_group
 from outdo.storage.atomic import write_text_atomically
 from outdo.storage.run_folder import is_alive
 from outdo.trainer.display import Display

@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from outdo.observability.doctor import with_initial_evaluation
-from outdo.observability.page import read
+from outdo.storage import run_files
 from outdo.utils.text import for_terminal
 
 
@@ -38,5 +37,5 @@ def print_text(console: Console, text: Text) -> None:
 
 def metrics_of(run: Path, report: Callable[[str], None]) -> tuple[list[Mapping[str, Any]], int]:
     """Return the metrics of a run, with the evaluation before its first step, and the number of its steps."""
-    lines = read.MetricsFile(run).read(report)
-    return with_initial_evaluation(lines, read.table(run, "summary.json", report)), len(lines)
+    lines = run_files.MetricsFile(run).read(report)
+    return run_files.with_initial_evaluation(lines, run_files.table(run, "summary.json", report)), len(lines)

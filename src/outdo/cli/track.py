@@ -10,11 +10,10 @@ from outdo.cli.arguments import RunFolder, no_run
 from outdo.cli.output import print_warning
 from outdo.config.file import read_piece
 from outdo.config.trackers import missing_clients, tracker_mistakes
-from outdo.observability.doctor import with_initial_evaluation
-from outdo.observability.page import read
 from outdo.observability.trackers.base import id_file
 from outdo.observability.trackers.completions import recorded_completions
 from outdo.observability.trackers.process import TrackerProcess, TrackerSettings
+from outdo.storage import run_files
 from outdo.storage.run_folder import is_alive, read_metrics
 from outdo.trainer.display import Display
 from outdo.trainer.tracking import tracker_settings
@@ -62,7 +61,7 @@ def _send(run: Path, tracker: TrackerSettings, display: Display) -> str | None:
         if reply.error:
             return reply.error
         metrics = read_metrics(run / "metrics.jsonl", report=print_warning)
-        lines = with_initial_evaluation(metrics, read.table(run, "summary.json", print_warning))
+        lines = run_files.with_initial_evaluation(metrics, run_files.table(run, "summary.json", print_warning))
         for line in display.track(lines, total=len(lines), what=tracker.name):
             if error := process.log(_entry(run, line, tracker.completions)).error:
                 return f"step {line['step']}: {error}"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outdo.observability.page.held_out import mcnemar
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
 from outdo.storage.held_out_answers import Answer
 from outdo.types import FinishReason, Group, Prompt, Rollout
+from outdo.utils.outcome import mcnemar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,3 +35,14 @@ def headline(kind: str, known: Container[str]) -> str:
     have a 95 % confidence interval: the numbers with `_low` and `_high` after their name.
     """
     return kind if kind in known else f"{kind}_reward"
+
+
+def mcnemar(fixed: int, broken: int) -> float:
+    """Return the p-value of McNemar's exact two-sided test: min(1, 2 P(X <= min(fixed, broken))), X ~ Bin(n, 1/2).
+
+    n = fixed + broken are the pairs that changed (McNemar 1947, in its exact binomial form); 1 without any. It is the
+    probability of a difference at least as large if an answer changed in both directions with equal probability. Of
+    rewards, where better and worse take the place of right and wrong, it is the exact sign test.
+    """
+    n, least = fixed + broken, min(fixed, broken)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from doctor_cases import FIRES, GRPO, HEALTHY, NO_SIGNAL, SILENT, found_by, jumping, merged, roots, steps
 
-from outdo.observability.doctor import RULES, diagnose, with_initial_evaluation
+from outdo.observability.doctor import RULES, diagnose
+from outdo.storage.run_files import with_initial_evaluation
 
 
 def test_every_rule_has_an_example_with_and_without_a_finding() -> None:

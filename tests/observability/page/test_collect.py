@@ -15,7 +15,6 @@ import pytest
 from pyarrow import parquet
 from run_folders import start_run, write_long_run, write_run, write_small_run, write_watched_run
 
-from outdo.observability.page import read
 from outdo.observability.page.collect import RunData, View, collect_run, metrics_since, step_tokens
 from outdo.observability.page.encode import unpack
 from outdo.observability.page.select import (
@@ -27,6 +26,7 @@ from outdo.observability.page.select import (
     spread_out,
 )
 from outdo.observability.record import parquet as files
+from outdo.storage import run_files
 from outdo.storage.run_folder import RunFolder, is_alive
 from outdo.utils.errors import RunFolderError
 
@@ -486,43 +486,12 @@ def test_a_very_long_line_is_left_out(tmp_path: Path):
 def test_only_the_last_lines_of_very_large_metrics_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     lines = [json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 2001)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    monkeypatch.setattr(read, "FARTHEST_BACK", 1000)
+    monkeypatch.setattr(run_files, "FARTHEST_BACK", 1000)
     run = collect_run(tmp_path)
     steps = run["metrics"]["steps"]
     assert 20 < len(steps) < 40
     assert steps == [*range(steps[0], 2001)]
     assert "metrics.jsonl is very large" in texts(run)
-
-
-def test_a_very_long_run_is_thinned_from_its_beginning_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(read, "MOST_LINES", 100)
-    lines = [
-        {"step": step, "reward": 0.5, **({"eval/greedy": 0.1} if step % 50 == 25 else {})} for step in range(1, 1001)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    steps = [line["step"] for line in read.MetricsFile(tmp_path).read(print)]
-    assert len(steps) < 200
-    assert steps[0] < 10
-    assert steps[-1] == 1000
-    assert set(range(25, 1000, 50)) <= set(steps)
-
-
-def test_a_followed_file_is_read_from_where_the_last_read_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path, parsed = tmp_path / "metrics.jsonl", []
-    record = read._record
-    monkeypatch.setattr(read, "_record", lambda line: parsed.append(line) or record(line))
-    followed = read.MetricsFile(tmp_path)
-    assert followed.read(print) == []
-    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    assert [line["step"] for line in followed.read(print)] == [1, 2]
-    with path.open("a") as file:
-        file.write('p": 3}\n')
-    assert [line["step"] for line in followed.read(print)] == [1, 2, 3]
-    assert len(parsed) == 3
-    path.write_text('{"step": 1}\n{"step": 2, "reward": 1.0}\n{"step": 3, "reward": 1.0}\n')  # longer, and written anew
-    assert followed.read(print)[1:] == [{"step": 2, "reward": 1.0}, {"step": 3, "reward": 1.0}]
-    path.unlink()
-    assert followed.read(print) == []
 
 
 def test_a_run_with_very_many_metrics_shows_some_of_them(tmp_path: Path):

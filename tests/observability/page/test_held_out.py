@@ -16,10 +16,11 @@ from run_folders import write_small_run
 
 from outdo.cli.inspect import InspectArguments, run_inspect
 from outdo.observability.page.collect import View
-from outdo.observability.page.held_out import compare_evaluations, held_out_data, mcnemar
+from outdo.observability.page.held_out import compare_evaluations, held_out_data
 from outdo.storage import held_out_answers, reads
 from outdo.trainer.display import Display
 from outdo.utils.errors import RunFolderError, UserError
+from outdo.utils.outcome import mcnemar
 
 
 def answers(rights: str, *, kind: str = "greedy", reward: float | None = None, text: str = "it is") -> list[dict]:
@@ -52,14 +53,6 @@ def said_by_inspect(run: Path, *points: str, out: Path) -> str:
     first, last = points
     run_inspect([run], InspectArguments(compare=(first, last), out=out), Display(console))
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_mcnemar_is_the_binomial_test_of_the_changed_pairs():
-    assert mcnemar(0, 0) == 1.0
-    assert mcnemar(5, 0) == pytest.approx(2 / 32)
-    assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(2 * (1 + 8) / 256)
-    assert mcnemar(4, 4) == 1.0
-    assert 0 < mcnemar(900, 700) < 1e-6
 
 
 def test_answers_are_paired_by_question(tmp_path: Path):

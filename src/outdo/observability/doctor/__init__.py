@@ -14,7 +14,7 @@ from outdo.observability.doctor import answers, hacks, outcome, policy, rewards,
 from outdo.observability.doctor.causes import CAUSES, LEVELS, causes_first
 from outdo.observability.doctor.series import Finding, Level, Metrics, RunMetrics, is_number
 
-__all__ = ["CAUSES", "LEVELS", "RULES", "Finding", "Level", "diagnose", "with_initial_evaluation"]
+__all__ = ["CAUSES", "LEVELS", "RULES", "Finding", "Level", "diagnose"]
 
 Rule = Callable[[RunMetrics], Iterator[Finding]]
 
@@ -79,14 +79,9 @@ RULES: tuple[Rule, ...] = (
 def diagnose(metrics: Sequence[Metrics], *, recipe: Mapping[str, Any] | None = None) -> list[Finding]:
     """Return the findings of all rules: causes first, each with its symptoms (`causes_first`).
 
-    `metrics` are lines as in `metrics.jsonl`; `with_initial_evaluation` adds the evaluation before the first step.
+    `metrics` are lines as in `metrics.jsonl`; `with_initial_evaluation` of `outdo.storage.run_files` adds the
+    evaluation before the first step.
     """
     lines = sorted((line for line in metrics if is_number(line.get("step"))), key=lambda line: line["step"])
     run = RunMetrics(lines, recipe or {})
     return causes_first([replace(found, rule=rule.__name__) for rule in RULES for found in rule(run)])
-
-
-def with_initial_evaluation(metrics: Sequence[Metrics], summary: Mapping[str, Any]) -> list[Metrics]:
-    """Add the evaluation before the first step, which is only in `summary.json`, to the metrics as step 0."""
-    before = {f"eval/{name}": value for name, value in summary.get("before", {}).items()}
-    return [{"step": 0, **before}, *metrics] if before else [*metrics]

@@ -18,8 +18,7 @@ from outdo.observability import doctor, glossary
 from outdo.observability.doctor.hacks import HACKS
 from outdo.observability.doctor.reward_parts import RewardPart, reward_parts
 from outdo.observability.doctor.series import RunMetrics
-from outdo.observability.page import read
-from outdo.observability.page.encode import number_or_none, shortened
+from outdo.observability.page.encode import shortened
 from outdo.observability.page.held_out import held_out_data, rewarded_answers
 from outdo.observability.page.leverage import where_training_happened
 from outdo.observability.page.select import (
@@ -31,7 +30,7 @@ from outdo.observability.page.select import (
     spread_out,
 )
 from outdo.observability.record import parquet as files
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_answers, run_files
 from outdo.storage.run_folder import is_alive
 from outdo.storage.run_state import run_state
 from outdo.utils.errors import RunFolderError
@@ -160,7 +159,7 @@ def step_tokens(folder: Path, step: int) -> dict[str, Any] | None:
 def _leading_steps(recorded: Sequence[int], run_data: "RunData", view: View, moved_most: int | None) -> dict[int, str]:
     """Return the steps that the page names, with the reason: the requested or most informative ones, the compared."""
     best = _subtable(run_data.summary, "best").get("step")
-    best = best if read.is_step(best) else None
+    best = best if run_files.is_step(best) else None
     usual = informative_steps(recorded, run_data.metrics, run_data.findings, best=best, moved_most=moved_most)
     leading = dict.fromkeys(view.steps, "requested") if view.steps else usual
     if view.comparison:
@@ -180,7 +179,7 @@ class RunData:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file = read.MetricsFile(folder)
+        self._file = run_files.MetricsFile(folder)
         self._diagnosed: Any = None
         self.findings: list[dict[str, Any]] = []
         self.reward_parts: list[dict[str, Any]] = []
@@ -191,11 +190,11 @@ class RunData:
         folder = self.folder
         self.left_out: list[dict[str, Any]] = []
         steps = {line["step"]: line for line in self._file.read(self.add_warning)}
-        self.recipe = read.table(folder, "recipe.toml", self.add_warning)
-        self.summary = read.table(folder, "summary.json", self.add_warning)
-        self.environment = read.table(folder, "environment.json", self.add_warning)
+        self.recipe = run_files.table(folder, "recipe.toml", self.add_warning)
+        self.summary = run_files.table(folder, "summary.json", self.add_warning)
+        self.environment = run_files.table(folder, "environment.json", self.add_warning)
         before = {"before": _numbers(_subtable(self.summary, "before"))}
-        self.metrics = [*doctor.with_initial_evaluation([steps[step] for step in sorted(steps)], before)]
+        self.metrics = [*run_files.with_initial_evaluation([steps[step] for step in sorted(steps)], before)]
         state = (int(math.log(1 + len(self.metrics), 1.02)), self.summary, self.recipe)
         if state != self._diagnosed:
             self._diagnosed = state
@@ -245,7 +244,7 @@ class RunData:
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are finite numbers, rounded to six significant digits."""
-    numbers = {name: number_or_none(value) for name, value in record.items() if name != "step"}
+    numbers = {name: run_files.number_or_none(value) for name, value in record.items() if name != "step"}
     return {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
 
 
@@ -296,7 +295,8 @@ def _subtable(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _record_metadata(folder: Path, recorded: Sequence[int]) -> Mapping[str, Any]:
     """Return the metadata of the last recorded step: all that is known about a run that outdo did not make."""
     try:
-        return files.metadata_of(parquet.read_schema(read.file_inside(folder, files.path_of(folder, recorded[-1]))))
+        newest = run_files.file_inside(folder, files.path_of(folder, recorded[-1]))
+        return files.metadata_of(parquet.read_schema(newest))
     except (*READ_ERRORS, RunFolderError):
         return {}  # a finding reports that its tokens are left out
 

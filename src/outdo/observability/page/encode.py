@@ -18,6 +18,8 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
+from outdo.storage.run_files import number_or_none
+
 FLOATS: Mapping[str, str] = {
     "old": "old_logprobs",
     "new": "new_logprobs",
@@ -387,14 +389,3 @@ def _clip_states(table: Table, lengths: Array) -> tuple[Array | None, list[str]]
 
 def _text(value: Any) -> str | None:
     return None if value is None else shortened(str(value), LONGEST_TEXT)
-
-
-def number_or_none(value: Any) -> float | None:
-    """Return a finite number, or None: JSON has no NaN and no infinity."""
-    if not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

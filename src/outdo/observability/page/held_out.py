@@ -7,17 +7,17 @@ greedy one, or else the first sample.
 import base64
 import gzip
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outdo.observability.page.encode import number_or_none, shortened
-from outdo.observability.page.read import file_inside
+from outdo.observability.page.encode import shortened
 from outdo.observability.page.select import spread_out
 from outdo.storage import held_out_answers, reads
+from outdo.storage.run_files import file_inside, number_or_none
 from outdo.utils.errors import RunFolderError
+from outdo.utils.outcome import mcnemar
 
 LARGEST_FILE = 64_000_000
 """The maximum size of a file of answers in bytes; a larger one is not read."""
@@ -58,17 +58,6 @@ class Comparison:
     def p(self) -> float:
         """The p-value of McNemar's exact test."""
         return mcnemar(self.fixed, self.broken)
-
-
-def mcnemar(fixed: int, broken: int) -> float:
-    """Return the p-value of McNemar's exact two-sided test: min(1, 2 P(X <= min(fixed, broken))), X ~ Bin(n, 1/2).
-
-    n = fixed + broken are the pairs that changed (McNemar 1947, in its exact binomial form); 1 without any. It is the
-    probability of a difference at least as large if an answer changed in both directions with equal probability. Of
-    rewards, where better and worse take the place of right and wrong, it is the exact sign test.
-    """
-    n, least = fixed + broken, min(fixed, broken)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)
 
 
 def compare_evaluations(folder: Path, first: int, last: int) -> Comparison:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy
 
 from outdo.observability.page.encode import Array, lengths_of, shortened
-from outdo.observability.page.read import file_inside
 from outdo.observability.page.select import READ_ERRORS, spread_out
 from outdo.observability.record import parquet as files
+from outdo.storage.run_files import file_inside
 from outdo.utils.errors import RunFolderError
 
 BEFORE = 2

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outdo.observability.page import read
 from outdo.observability.page.collect import DEFAULT_VIEW, PageData, View, collect_run, redacted
+from outdo.storage import run_files
 
 MOST_RUNS = 10
 """The maximum number of runs on a page."""
@@ -35,7 +35,7 @@ def collect_runs(folders: Sequence[Path], view: View = DEFAULT_VIEW) -> list[Pag
     runs = [collect_run(folder, view.shared(len(folders))) for folder in folders]
     if len(runs) < 2:
         return runs
-    recipes = [_settings(read.table(folder, "recipe.toml", lambda _: None)) for folder in folders]
+    recipes = [_settings(run_files.table(folder, "recipe.toml", lambda _: None)) for folder in folders]
     differing = _differing(recipes, [dict(run["about"]) for run in runs])
     named = [*differing][:MOST_DIFFERENCES]
     names = _names(folders)

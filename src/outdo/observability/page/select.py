@@ -16,9 +16,9 @@ import pyarrow
 from pyarrow import parquet
 
 from outdo.observability.page.encode import FLOATS, TOP_COLUMNS, Array, Table, beginning, lengths_of, pack
-from outdo.observability.page.read import file_inside
 from outdo.observability.page.turns import turns_of
 from outdo.observability.record import parquet as files
+from outdo.storage.run_files import file_inside
 from outdo.utils.errors import RunFolderError
 
 STEP_TOKENS = 65_536

@@ -14,7 +14,8 @@ from typing import Any
 import numpy
 import pyarrow
 
-from outdo.observability.page.encode import Array, floats_of, lengths_of, number_or_none
+from outdo.observability.page.encode import Array, floats_of, lengths_of
+from outdo.storage.run_files import number_or_none
 
 SUMS: Mapping[str, Mapping[str, int]] = {
     "push": {"policy_push": 1, "kl_pull": 1},

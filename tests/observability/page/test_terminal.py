@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from outdo.observability.terminal import QUANTITIES, show_group
+from outdo.observability.page.terminal import QUANTITIES, show_group
 from outdo.utils.errors import UserError
 
 HOSTILE = "[red]x[/red][link=http://x]y\x1b[2J\x1b]8;;http://x\x07z\x9b1m\u202e\u2066\r\x00"

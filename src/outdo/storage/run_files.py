@@ -1,17 +1,17 @@
-"""Read the files of a run folder: only files inside the folder, and never more than fits in memory.
+"""Read the files of a run folder to show them: only files inside the folder, and never more than fits in memory.
 
-A page can be sent by mail, and a browser shows the served page. So links in the folder to files elsewhere are not
-followed: the page would contain their content.
+A page of a run can be sent by mail, and a browser shows the served page. So links in the folder to files elsewhere are
+not followed: the page would contain their content.
 """
 
 import json
+import math
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from outdo.observability.page.encode import number_or_none
 from outdo.utils.errors import RunFolderError
 
 LARGEST_TABLE = 1_000_000
@@ -145,6 +145,14 @@ def _record(line: bytes) -> dict[str, float] | None:
     return {"step": found["step"], **{name: float(f"{x:.6g}") for name, x in numbers.items() if x is not None}}
 
 
+def with_initial_evaluation(
+    metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """Add the evaluation before the first step, which is only in `summary.json`, to the metrics as step 0."""
+    before = {f"eval/{name}": value for name, value in summary.get("before", {}).items()}
+    return [{"step": 0, **before}, *metrics] if before else [*metrics]
+
+
 def _skip_line(file: BinaryIO) -> bool:
     """Read to the end of the line, and return whether it has one."""
     while rest := file.readline(LONGEST_LINE):
@@ -156,3 +164,14 @@ def _skip_line(file: BinaryIO) -> bool:
 def is_step(value: Any) -> bool:
     """Return whether `value` can be the number of a step."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def number_or_none(value: Any) -> float | None:
+    """Return a finite number, or None: JSON has no NaN and no infinity."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
