@@ -69,7 +69,7 @@ def run_with(policy: Policy) -> SimpleNamespace:
         recipe=SimpleNamespace(checkpoint=SimpleNamespace(keep=2)),
         adaptive={},
         online_reward_models=[],
-        recorder=SimpleNamespace(state=dict),
+        watchers=[],
         ahead=SimpleNamespace(state=lambda after: {}),
         identity={},
     )

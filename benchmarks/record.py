@@ -23,6 +23,7 @@ from outdo.config.recipe import Recipe
 from outdo.loop import in_turn, train
 from outdo.models.policy import Policy
 from outdo.trainer.build import build_run
+from outdo.trainer.recording import recorder_of
 from outdo.types import Group, Prompt, Sampled
 
 RECORDS = {"none": ["record.every=0"], "default": [], "top": ["record.top=5"], "all": ["record.after=all"]}
@@ -32,13 +33,14 @@ SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000"
 def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
     """Yield the seconds of each step with its record, and those of the record alone."""
     run = build_run(recipe)
+    recorder = recorder_of(run.recipe, run.models.policy, run.objective, run.prompts)
     before = 0.0  # seconds of the part before the update
 
     def sample(policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
         nonlocal before
         sampled = run.sampler(policy, questions, step=step)
         began = time.perf_counter()
-        run.recorder.before(step, Sampled.of(sampled).groups)
+        recorder.before(step, Sampled.of(sampled).groups)
         before = time.perf_counter() - began
         return sampled
 
@@ -47,7 +49,7 @@ def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
         began = time.perf_counter()
         step = next(loop)
         trained = time.perf_counter()
-        run.recorder(step, folder)
+        recorder(step, folder)
         ended = time.perf_counter()
         yield ended - began, ended - trained + before
 

@@ -408,9 +408,8 @@ def checkpoints_of(models: Models, replicas: Replicas, folder: Path) -> Checkpoi
 
 def run_of(models: Models, replicas: Replicas, checkpoints: Path) -> tuple[Any, Any]:
     """What saving needs of a run and its folder."""
-    recorder = SimpleNamespace(state=dict)
     recipe = SimpleNamespace(checkpoint=SimpleNamespace(keep=9))
-    parts = {"adaptive": {}, "online_reward_models": [], "recorder": recorder}
+    parts = {"adaptive": {}, "online_reward_models": [], "watchers": []}
     ahead = SimpleNamespace(state=lambda after: {})
     world = {"world": replicas, "writers": replicas, "is_divided": True}
     run = SimpleNamespace(models=models, recipe=recipe, **parts, rollouts=ahead, identity={}, **world)

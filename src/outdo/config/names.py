@@ -293,3 +293,12 @@ TRACKERS = {
     **{name: f"outdo.observability.trackers.{name}:{name}" for name in ("wandb", "tensorboard", "trackio", "mlflow")},
     "on_end": "outdo.observability.trackers.hooks:on_end",
 }
+
+WATCHERS = {
+    "track": "outdo.trainer.tracking:tracking",
+    "page": "outdo.trainer.page:page",
+    "record": "outdo.trainer.recording:recording",
+    "profile": "outdo.trainer.profiling:profiling",
+}
+"""What watches the steps of a run, by what asks for it: a setting, `--profile`, or for record and page nothing at all.
+The first one is closed last: trackers send the page."""

@@ -31,7 +31,6 @@ from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
 from outdo.models.scorer import BatchSizes, Division, ScoringPool, division_of, replicas_of
-from outdo.observability.record.recorder import Recorder
 from outdo.rewards import WeightedSum
 from outdo.rewards.once import asked_together, is_divided
 from outdo.rewards.types import Reward
@@ -54,8 +53,7 @@ from outdo.trainer.build_method import (
     stop_of,
 )
 from outdo.trainer.build_prompts import build_prompts
-from outdo.trainer.build_record import recorder_of
-from outdo.trainer.build_rewards import LearningReward, rewards_of, start_placed
+from outdo.trainer.build_rewards import rewards_of, start_placed
 from outdo.trainer.build_rollouts import open_engine_of_run, open_rollouts
 from outdo.trainer.display import Display
 from outdo.trainer.engines import replays_routes
@@ -63,6 +61,7 @@ from outdo.trainer.environment import environment_notes, open_environment
 from outdo.trainer.fallbacks import fallback_warnings
 from outdo.trainer.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
 from outdo.trainer.model_notes import model_notes
+from outdo.trainer.watchers import LearningReward, Watcher
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 from outdo.utils.processor_wait import share_so_far
@@ -76,7 +75,6 @@ class Run:
 
     recipe: Recipe  # every setting that was left to outdo is filled in
     world: World  # the processes of the run
-    requires: Requires  # by the objective and the advantage together
     models: Models
     prompts: Prompts[Prompt]
     held_out: Sequence[Prompt]
@@ -92,9 +90,13 @@ class Run:
     reward: WeightedSum
     adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
     online_reward_models: Sequence[LearningReward]  # reward models that keep learning during the run
-    recorder: Recorder
+    watchers: Sequence[Watcher]  # what watches the steps: the record, trackers ...
     identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
     notes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for watcher in self.watchers:
+            watcher.attach(self.recipe, self.models, self.objective, self.prompts)
 
     @property
     def first_lines(self) -> list[str]:
@@ -134,13 +136,15 @@ def build_run(
     questions: Questions | None = None,
     folder: Path | None = None,
     display: Display = UNSEEN,
+    watchers: Sequence[Watcher] = (),
     world: World = ALONE,
 ) -> Run:
     """Load everything that a recipe names.
 
     `facts` describes the recipe's model and `questions` are its data, where a caller has read them already. A resumed
     run gives `model`, the folder of the checkpoint. In `folder`, that of the run, rewards keep what a resumed run
-    needs. `display` shows on a terminal how far it is. All processes of a `world` have to call it.
+    needs. `display` shows on a terminal how far it is. `watchers` get the objects of the run. All processes of a
+    `world` have to call it.
 
     Raises `UserError` for every fault of the recipe, the data, the model folder or the rewards.
     """
@@ -163,7 +167,6 @@ def build_run(
     return Run(
         recipe=recipe,
         world=world,
-        requires=requires,
         models=_models(recipe, policy, objective, requires),
         prompts=prompts,
         held_out=held_out,
@@ -179,7 +182,7 @@ def build_run(
         reward=reward,
         adaptive=adaptive_of(objective, penalty),
         online_reward_models=online_reward_models,
-        recorder=recorder_of(recipe, policy, objective, prompts),
+        watchers=watchers,
         identity=identity_of(recipe, questions),
         notes=(
             *hardware_notes,

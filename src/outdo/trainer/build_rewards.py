@@ -1,8 +1,7 @@
 """Build the rewards of a recipe: functions, and reward models that several replicas may hold in parts."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from outdo.config.fields import WeightedReward
 from outdo.config.names import PLACES
@@ -13,35 +12,10 @@ from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.loading import open_reward
 from outdo.rewards.once import RewardOnce, is_divided
 from outdo.rewards.types import Reward, RewardContext
-from outdo.types import Group
+from outdo.trainer.watchers import LearningReward
 from outdo.utils.extras import load_extra
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.world import World
-
-
-@runtime_checkable
-class LearningReward(Reward, Protocol):
-    """A reward that is trained between the steps of a run."""
-
-    labels: Reward
-    """The true values, which the policy never sees."""
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether this process holds only a part of the model."""
-        ...
-
-    def after_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Learn from the groups of a training step; return metrics."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold. Raises `NonFiniteWeightsError` if a weight is not finite."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        ...
 
 
 @runtime_checkable

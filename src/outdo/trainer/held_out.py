@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.recipe import Recipe
-from outdo.observability.reading.drift import drift_metrics, first_answers
 from outdo.rollouts.engines.base import PolicyView
-from outdo.storage import held_out_answers, reads
+from outdo.storage import held_out_answers
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
 from outdo.trainer.engines import answers_of
 from outdo.trainer.evaluation import Evaluation, evaluate
-from outdo.trainer.starting_policy import starting_logprobs
 from outdo.trainer.state import Progress
 from outdo.types import Group
-from outdo.utils.errors import ModelError, UserError
+from outdo.utils.errors import UserError
 from outdo.utils.outcome import EVALUATIONS, headline
 from outdo.utils.timing import Clock, span
 
@@ -34,9 +32,8 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
         return {}
     with span("evaluate"):
         numbers, answers, groups = run.rollouts.with_engine(partial(_evaluate, run, step, display))
-        if run.recipe.record.every and groups:
-            numbers |= _read(run, folder, step, next(iter(groups.values())))
-            numbers |= _drift(run, step, groups.get("sampled") or groups["greedy"], display)
+        for watcher in run.watchers:
+            numbers |= watcher.evaluated(step, groups)
     best = run.recipe.eval.best.name
     if step == 0 and best not in EVALUATIONS and headline(best, numbers) not in numbers:
         known = ", ".join(name for name in numbers if not name.endswith(("_low", "_high", "questions")))
@@ -44,33 +41,6 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     held_out_answers.write(held_out_answers.path_of(folder, step), answers)
     display.evaluated(step, numbers)
     return numbers
-
-
-def _read(run: Run, folder: Path, step: int, groups: Sequence[Group]) -> dict[str, float]:
-    """Measure what answers to held-out questions read; write it and return its metrics."""
-    reading = run.recorder.reading
-    found = reading.of_evaluation(groups) if reading else []
-    if not reading or not found:
-        return {}
-    reads.write(folder, "held_out", step, [each.line() for each in found])
-    return reading.metrics(found)
-
-
-def _drift(run: Run, step: int, groups: Sequence[Group], display: Display) -> dict[str, float]:
-    """Measure how far answers have drifted from the starting policy.
-
-    Its files were needed before the first step only. That they are gone later is a warning, and ends no run.
-    """
-    batch = first_answers(groups)
-    if not batch.loss_mask.any():
-        return {}
-    now = run.models.policy.logprobs(batch)
-    try:
-        start = starting_logprobs(run.recipe, run.models, batch, run.world) if step else now
-    except ModelError as error:
-        display.say(f"warning: eval/drift is not measured after step {step}: {error}")
-        return {}
-    return {} if start is None else drift_metrics(batch, now, start)
 
 
 def _evaluate(

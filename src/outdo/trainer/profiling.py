@@ -8,25 +8,53 @@ from pathlib import Path
 from rich.table import Table
 from torch.profiler import profile, schedule
 
+from outdo.config.recipe import Recipe
 from outdo.storage.atomic import make_folder
-from outdo.storage.run_folder import RunFolder, read_metrics
+from outdo.storage.run_folder import read_metrics
 from outdo.trainer.display import Display
+from outdo.trainer.interrupt import Interrupted
+from outdo.trainer.watchers import Watcher
 from outdo.utils.timing import BETWEEN, SPANS, span
+from outdo.utils.world import World
 
 TRACE = "profile/trace.json.gz"
 ORDER = (*SPANS, "idle", *BETWEEN)
 
 
 @contextmanager
-def traced(file: Path | None) -> Iterator[Callable[[], None]]:
-    """Trace two steps of a loop into `file`: the third, when caches are warm, and the fourth. Without a file, none.
+def profiling(recipe: Recipe, folder: Path, display: Display, world: World) -> Iterator[Watcher]:
+    """Trace two steps of a run, and print where the time of all of them went."""
+    yield _Profile(folder, display)
+
+
+class _Profile(Watcher):
+    """Traces two steps; prints the times of all steps when these have ended in order, or were stopped."""
+
+    def __init__(self, folder: Path, display: Display) -> None:
+        self.folder = folder
+        self.display = display
+
+    @contextmanager
+    def running(self, after: int) -> Iterator[None]:
+        try:
+            with _traced(self.folder / TRACE) as self._end_step:
+                yield
+        except Interrupted:
+            _show_profile(self.folder, self.display)
+            raise
+        _show_profile(self.folder, self.display)
+
+    def done(self) -> None:
+        self._end_step()
+
+
+@contextmanager
+def _traced(file: Path) -> Iterator[Callable[[], None]]:
+    """Trace two steps of a loop into `file`: the third, when caches are warm, and the fourth.
 
     Call the function that is yielded at the end of every step. The trace covers this process alone. Perfetto opens it,
     also compressed (`.json.gz`).
     """
-    if file is None:
-        yield lambda: None
-        return
     make_folder(file.parent)
     file.unlink(missing_ok=True)
     two_steps = schedule(wait=1, warmup=1, active=2, repeat=1)  # thousands of operations each: a browser can show them
@@ -45,9 +73,9 @@ def traced(file: Path | None) -> Iterator[Callable[[], None]]:
         yield step
 
 
-def show_profile(folder: RunFolder, display: Display) -> None:
+def _show_profile(folder: Path, display: Display) -> None:
     """Print where the time of the steps went, and where the trace is."""
-    table, trace = time_table(read_metrics(folder.metrics)), folder.path / TRACE
+    table, trace = time_table(read_metrics(folder / "metrics.jsonl")), folder / TRACE
     if table:
         display.console.print(table)
     if trace.exists():

@@ -1,7 +1,8 @@
 """`outdo resume`: continue a run from its latest complete checkpoint, as the run that it was."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,17 @@ from outdo.config.file import dump, load, overrides_between
 from outdo.config.paths import code_of, with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import accepted_changes
-from outdo.data.splits import load_questions
-from outdo.observability.record import parquet
-from outdo.observability.trackers.delivery import Trackers
-from outdo.storage import checkpoint, held_out_answers, reads
+from outdo.data.splits import Questions, load_questions
+from outdo.storage import checkpoint, held_out_answers
 from outdo.storage.provenance import saved_revisions
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run, identity_of
 from outdo.trainer.display import Display
-from outdo.trainer.run import make_tokens_folder, own_folder, run_to_end, write_page
+from outdo.trainer.run import own_folder, run_to_end
 from outdo.trainer.state import Progress, restore
-from outdo.trainer.tracking import tracking
+from outdo.trainer.watchers import open_watchers
 from outdo.utils.errors import CheckpointError, UserError
+from outdo.utils.text import listed_steps
 from outdo.utils.world import ALONE, World
 
 
@@ -42,9 +42,23 @@ def resume(
     if not (folder / "recipe.toml").is_file():
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
     recipe = load(folder / "recipe.toml", overrides)
-    with tracking(recipe.track, folder, display.say, world) as trackers:
-        status = _resume(folder, recipe, display, trackers, changed=changed, profile=profile, world=world)
-        return write_page(folder, status, display, world)
+    with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
+        newest, state, questions, changes = _found(recipe, folder, run_folder, display, changed=changed)
+        watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
+        run = build_run(
+            recipe,
+            model=newest.path if newest else None,
+            questions=questions,
+            folder=own,
+            display=display,
+            watchers=watchers,
+            world=world,
+        )
+        progress = _restored(run, state, newest.path) if newest else Progress()
+        display.say(f"resumed after step {progress.step} of {recipe.steps}")
+        for line in _rewind(run_folder, run, progress):
+            display.say(line)
+        return run_to_end(run_folder, run, progress, display, until, changes=changes)
 
 
 def holds_run(folder: Path, world: World) -> bool:
@@ -61,38 +75,27 @@ def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, 
     return resume(folder, overrides_between(saved, with_absolute_paths(recipe)), display, profile=profile, world=world)
 
 
-def _resume(
-    folder: Path,
-    recipe: Recipe,
-    display: Display,
-    trackers: Trackers,
-    *,
-    changed: bool,
-    profile: bool,
-    world: World,
-) -> int:
-    with own_folder(folder, world) as own, RunFolder(own) as run_folder:
-        newest = checkpoint.latest(folder / "checkpoints")
-        state = checkpoint.load_state(newest.path) if newest else {}
-        questions = load_questions(recipe, saved_revisions(folder))
-        saved = state.get("identity") or {"recipe": dump(load(folder / "recipe.toml", []))}
-        now = identity_of(recipe, questions)
-        changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)
-        notices = [run_folder.notice] if run_folder.notice else []
-        if code := code_of(recipe):
-            notices.append(f"runs code that the recipe names: {', '.join(code)}")
-        for line in [*notices, *changes]:
-            display.say(line)
-        for fault in newest.broken if newest else ():
-            display.say(f"not used: {fault}")
-        make_tokens_folder(run_folder, recipe)
-        path = newest.path if newest else None
-        run = build_run(recipe, model=path, questions=questions, folder=own, display=display, world=world)
-        progress = _restored(run, state, newest.path) if newest else Progress()
-        display.say(f"resumed after step {progress.step} of {recipe.steps}")
-        for line in _rewind(run_folder, progress, recipe.record.every):
-            display.say(line)
-        return run_to_end(run_folder, run, progress, display, trackers=trackers, changes=changes, profile=profile)
+def _found(
+    recipe: Recipe, folder: Path, run_folder: RunFolder, display: Display, *, changed: bool
+) -> tuple[checkpoint.CheckpointInfo | None, Mapping[str, Any], Questions, list[str]]:
+    """Return the newest checkpoint with its state, the data, and what differs from the run that was saved.
+
+    All that the user should know before the run continues is printed.
+    """
+    newest = checkpoint.latest(folder / "checkpoints")
+    state = checkpoint.load_state(newest.path) if newest else {}
+    questions = load_questions(recipe, saved_revisions(folder))
+    saved = state.get("identity") or {"recipe": dump(load(folder / "recipe.toml", []))}
+    now = identity_of(recipe, questions)
+    changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)
+    notices = [run_folder.notice] if run_folder.notice else []
+    if code := code_of(recipe):
+        notices.append(f"runs code that the recipe names: {', '.join(code)}")
+    for line in [*notices, *changes]:
+        display.say(line)
+    for fault in newest.broken if newest else ():
+        display.say(f"not used: {fault}")
+    return newest, state, questions, changes
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,34 +111,9 @@ def _restored(run: Run, state: Mapping[str, Any], path: Path) -> Progress:
         raise CheckpointError(f"{path}: its state does not fit the recipe: {error}") from error
 
 
-def _rewind(folder: RunFolder, progress: Progress, every: int) -> list[str]:
-    """Remove what was written after the step of the checkpoint; return a line for what is missing before it.
-
-    `every` is the number of steps between records.
-    """
+def _rewind(folder: RunFolder, run: Run, progress: Progress) -> list[str]:
+    """Remove what was written after the step of the checkpoint; return a line for what is missing before it."""
     missing = folder.rewind(progress.step)
-    parquet.drop_after(folder.path, progress.step)
     held_out_answers.drop_after(folder.path, progress.step)
-    reads.drop_after(folder.path, progress.step)
-    parquet.remove_leftovers(folder.path)
-    lines = [f"{folder.metrics}: the metrics of {_listed(missing)} are missing"] if missing else []
-    recorded = parquet.recorded_steps(folder.path)
-    lost = progress.records - len(recorded)
-    if lost > 0:
-        due = [step for step in range(1, progress.step + 1) if every and step % every == 0 and step not in recorded]
-        named = f": {_listed(due)}" if len(due) == lost else ""  # unless records were made at other steps before
-        lines.append(f"{folder.path / 'tokens'}: {lost} of the {progress.records} records are missing{named}")
-    return lines
-
-
-def _listed(steps: Sequence[int]) -> str:
-    """Return `step 3`, or `the steps 3, 7-9`."""
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and ranges[-1][-1] == step - 1:
-            ranges[-1][1:] = [step]
-        else:
-            ranges.append([step])
-    if len(steps) == 1:
-        return f"step {steps[0]}"
-    return f"the steps {', '.join('-'.join(map(str, each)) for each in ranges)}"
+    lines = [f"{folder.metrics}: the metrics of {listed_steps(missing)} are missing"] if missing else []
+    return lines + [line for each in run.watchers for line in each.rewind(progress.step, progress.records)]

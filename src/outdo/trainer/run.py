@@ -3,8 +3,8 @@
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,8 @@ from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import MISMATCH
 from outdo.observability.metrics import step_metrics
 from outdo.observability.mismatch import correction_metrics
-from outdo.observability.page.collect import collect_run
-from outdo.observability.page.html import render_page
-from outdo.observability.record import parquet
-from outdo.observability.record.background_writer import BackgroundWriter
-from outdo.observability.trackers.delivery import Trackers
 from outdo.rollouts.engines.base import metrics_of
-from outdo.storage.atomic import write_json_atomically, write_text_atomically
+from outdo.storage.atomic import write_json_atomically
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run
 from outdo.trainer.checkpoints import Checkpoints
@@ -32,11 +27,10 @@ from outdo.trainer.description import describe_run
 from outdo.trainer.display import Display
 from outdo.trainer.held_out import completion, early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
-from outdo.trainer.profiling import TRACE, show_profile, traced
 from outdo.trainer.saving import save_after_error
 from outdo.trainer.state import Progress, check_free_space
-from outdo.trainer.tracking import tracking
-from outdo.types import Sampled, Step
+from outdo.trainer.watchers import open_watchers
+from outdo.types import Group, Sampled, Step
 from outdo.utils.errors import RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
 from outdo.utils.world import ALONE, FOLDER, World
@@ -56,14 +50,12 @@ def start(
     `facts` describes the recipe's model if its folder has been inspected. `profile` traces two of the steps and prints
     where the time of all of them went. All processes of a `world` have to call it.
     """
-    with tracking(recipe.track, folder, display.say, world) as trackers:
-        with own_folder(folder, world) as own, RunFolder(own) as run_folder:
-            if run_folder.recipe.exists():
-                raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
-            make_tokens_folder(run_folder, recipe)
-            run = build_run(recipe, facts=facts, folder=own, display=display, world=world)
-            status = run_to_end(run_folder, run, Progress(), display, trackers=trackers, profile=profile)
-        return write_page(folder, status, display, world)
+    with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
+        if run_folder.recipe.exists():
+            raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
+        watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
+        run = build_run(recipe, facts=facts, folder=own, display=display, watchers=watchers, world=world)
+        return run_to_end(run_folder, run, Progress(), display, until)
 
 
 @contextmanager
@@ -76,54 +68,47 @@ def own_folder(folder: Path, world: World) -> Iterator[Path]:
         yield Path(other)
 
 
-def make_tokens_folder(folder: RunFolder, recipe: Recipe) -> None:
-    """Create the folder of the token records before any model is loaded, so that a full disk is noticed now."""
-    if recipe.record.every:
-        parquet.make_folder(folder.path)
-
-
-def write_page(folder: Path, status: int, display: Display, world: World) -> int:
-    """Write the page of a complete run, from what is on disk; return the exit status."""
-    if status == 0 and world.first:
-        report = folder / "report.html"
-        write_text_atomically(report, render_page([collect_run(folder)]))
-        display.say(f"what was trained, token by token: {report}")
-    return status
-
-
 def run_to_end(
     folder: RunFolder,
     run: Run,
     progress: Progress,
     display: Display,
+    until: ExitStack,
     *,
-    trackers: Trackers,
     changes: Sequence[str] = (),
-    profile: bool,
 ) -> int:
     """Run the loop until its last step, a signal or an error; return the exit status.
 
-    `changes` are the differences from the run that was saved, for the history of the run folder.
+    `until` closes what watches the run, when its folder is no longer locked. `changes` are the differences from the run
+    that was saved, for the history of the run folder.
     """
-    recipe = run.recipe
     for line in run.first_lines:
         display.say(line)
-    if done := completion(recipe, progress, folder.path):
+    if done := completion(run.recipe, progress, folder.path):
         run.close()
         # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
         write_json_atomically(folder.summary, summary(run, progress, folder.path))
         display.say(f"complete: {done}")
-        return 0
-    check_free_space(folder, run)
-    describe_run(folder, run, progress.step, changes)
-    trackers.begin(after=progress.step)
-    progress.version = run.models.version
-    writer = BackgroundWriter()
+        status = 0
+    else:
+        check_free_space(folder, run)
+        describe_run(folder, run, progress.step, changes)
+        progress.version = run.models.version
+        status = _run_steps(folder, run, progress, display)
+    for watcher in run.watchers if status == 0 else ():
+        until.callback(watcher.complete)
+    return status
+
+
+def _run_steps(folder: RunFolder, run: Run, progress: Progress, display: Display) -> int:
+    """Run the steps that are left, until a signal or an error; return the exit status."""
     with stop_requested(may_interrupt=len(run.world) == 1) as signals:
-        training = _Training(folder, run, progress, display, signals, writer, trackers)
+        training = _Training(folder, run, progress, display, signals)
         try:
-            with writer, traced(folder.path / TRACE if profile else None) as step_traced:
-                training.run_steps(step_traced)
+            with ExitStack() as watched:
+                for watcher in run.watchers:
+                    watched.enter_context(watcher.running(progress.step))
+                training.run_steps()
         except Interrupted:
             training.save_finished()
             progress = training.progress
@@ -133,18 +118,14 @@ def run_to_end(
             save_after_error(error, training.save_finished, display.say)
             raise
         finally:
-            if writer.lost:
-                display.say(f"the record of step {progress.step} is incomplete: {writer.lost}")
             if fault := training.checkpoints.close():
                 display.say(fault)
             run.close()
-    if profile:
-        show_profile(folder, display)
     write_json_atomically(folder.summary, summary(run, progress, folder.path))
     if signals:
         display.say(f"stopped after step {progress.step}; continue with `outdo resume {folder.path}`")
         return signals.exit_status
-    if why := early_end(recipe, progress):
+    if why := early_end(run.recipe, progress):
         display.say(why)
     return 0
 
@@ -158,16 +139,13 @@ class _Training:
     progress: Progress
     display: Display
     signals: StopSignals
-    writer: BackgroundWriter
-    trackers: Trackers
-    write_error: RunFolderError | None = None  # of a record that could not be written
     checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.folder, self.run, saved=self.progress.step)
 
-    def run_steps(self, step_traced: Callable[[], None]) -> None:
-        """Train step by step. `step_traced` ends each step for the profiler."""
+    def run_steps(self) -> None:
+        """Train step by step."""
         run, progress, recipe = self.run, self.progress, self.run.recipe
         self.evaluate_before()
         if self.is_last():
@@ -185,24 +163,25 @@ class _Training:
         with self.display.steps(progress.step, recipe.steps, rounding=explained), Clock() as clock:
             for step in self.signals.interrupting_each(steps, self.can_be_saved):
                 evaluated = self.finish(step, clock)
-                self.raise_write_error()
+                self.settle(wait=False)
                 is_last = self.is_last()  # once, so that a signal that comes later ends the next step, not this one
                 if is_last or self.save_is_due():
                     self.checkpoints.wait()
-                    self.wait_for_record()
+                    self.settle(wait=True)  # what a checkpoint counts as done is recorded
                     self.wait_for_answers()
                     self.checkpoints.save(self.progress, wait=is_last)
                 if evaluated:
                     self.write_summary()
-                step_traced()
+                for watcher in run.watchers:
+                    watcher.done()
                 if is_last:
                     return
 
     def rollouts(self) -> Iterator[tuple[int, Sampled]]:
         """Yield the scored groups of each step; before it changes weights, copy the last finished step."""
         for step, sampled in self.run.rollouts:
-            with span("record"):
-                self.run.recorder.before(step, sampled.groups)
+            for watcher in self.run.watchers:
+                watcher.before(step, sampled.groups)
             self.checkpoints.copy_finished(self.progress)
             yield step, sampled
 
@@ -213,13 +192,13 @@ class _Training:
             with self.signals.interrupting():
                 progress.before = progress.after = evaluate_run(run, self.folder.path, 0, self.display)
             self.write_summary()  # a run that is killed has its baseline
-            self.trackers.log(0, {f"eval/{name}": value for name, value in progress.before.items()})
+            self.log(0, {f"eval/{name}": value for name, value in progress.before.items()})
         if progress.unevaluated:
             with self.signals.interrupting():
                 evaluated = evaluate_after(run, self.folder.path, progress, progress.step, self.display)
             progress.unevaluated = False
             self.folder.amend_metrics(progress.step, evaluated)
-            self.trackers.log(progress.step, evaluated)
+            self.log(progress.step, evaluated)
 
     def finish(self, step: Step, clock: Clock) -> bool:
         """Record and evaluate a step, and write its metrics; return whether an evaluation was due.
@@ -227,18 +206,18 @@ class _Training:
         If the evaluation fails, the step is finished all the same, and a resumed run repeats the evaluation.
         """
         with self.signals.interrupting(self.can_be_saved):
-            recorded = self.record(step)
+            watched = self.watched(step)
         if not evaluation_is_due(self.run, step.index):
-            self.write_metrics(step, recorded, clock)
+            self.write_metrics(step, watched, clock)
             return False
         try:
             with self.signals.interrupting():
                 evaluated = evaluate_after(self.run, self.folder.path, self.progress, step.index, self.display)
         except BaseException:
-            self.write_metrics(step, recorded, clock)
+            self.write_metrics(step, watched, clock)
             self.progress.unevaluated = True
             raise
-        self.write_metrics(step, recorded | evaluated, clock)
+        self.write_metrics(step, watched | evaluated, clock)
         return True
 
     def write_metrics(self, step: Step, more: Mapping[str, float], clock: Clock) -> None:
@@ -248,9 +227,9 @@ class _Training:
         metrics |= _adapt(run, step, metrics)
         _keep_refused_batch(self.folder, step)
         self.folder.append_metrics(step.index, metrics)
-        self.trackers.log(step.index, metrics, step.groups)
+        self.log(step.index, metrics, step.groups)
         # Only now is the step finished: a step that is saved has its line of metrics.
-        tokens, recorded = _sampled_tokens(metrics), self.writer.is_busy
+        tokens, recorded = _sampled_tokens(metrics), any(watcher.recorded for watcher in run.watchers)
         progress.finish(run, step.index, seconds=metrics["seconds"], tokens=tokens, recorded=recorded)
         self.display.step(step.index, steps, metrics)
 
@@ -269,23 +248,22 @@ class _Training:
         self.progress, line = self.checkpoints.save_finished(self.progress)
         return line
 
-    def record(self, step: Step) -> dict[str, float]:
-        """Start to write the record of a step and return its metrics; wait for the record of the step before.
-
-        An error of that earlier record is kept in `write_error`, and raised when this step has its line of metrics.
-        """
-        with span("record"):
-            metrics, write = self.run.recorder.measure(step, self.folder.path)
-            self.write_error = self.writer.wait()
-            if write is not None and self.run.world.first:
-                self.writer.begin(write)
+    def watched(self, step: Step) -> dict[str, float]:
+        """Let the watchers see a step before its evaluation; return their metrics."""
+        metrics: dict[str, float] = {}
+        for watcher in self.run.watchers:
+            metrics |= watcher.after(step)
         return metrics
 
-    def wait_for_record(self) -> None:
-        """Wait until the record of this step is on disk: what a checkpoint counts as done is recorded."""
-        with span("record"):
-            self.write_error = self.writer.wait()
-        self.raise_write_error()
+    def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
+        """Let the watchers see metrics that are on disk."""
+        for watcher in self.run.watchers:
+            watcher.log(step, metrics, groups)
+
+    def settle(self, *, wait: bool) -> None:
+        """Raise the error of what watchers write in the background, up to now or, if they `wait`, up to its end."""
+        for watcher in self.run.watchers:
+            watcher.settle(wait=wait)
 
     def wait_for_answers(self) -> None:
         """Wait until all batches that run ahead are sampled, so that a checkpoint does not depend on speed.
@@ -295,11 +273,6 @@ class _Training:
         if not self.signals:
             with span("save"), self.signals.interrupting():
                 self.run.rollouts.wait()
-
-    def raise_write_error(self) -> None:
-        """Raise the error of a record that could not be written, if there is one."""
-        if self.write_error:
-            raise self.write_error
 
     def is_last(self) -> bool:
         """Return whether no step comes after the last finished one. Replicas go by the signals of the first one."""

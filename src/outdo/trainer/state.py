@@ -4,7 +4,7 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 
 - `models`: optimiser, reference, critic and the number of finished steps (`Models.state`);
 - `parts`: what else changes during a run, by name: the coefficients that follow a target, the reward models that keep
-  learning, and the recorder;
+  learning, and what watches its steps;
 - `sampling`: the position in the data, and what is sampled for later steps (`RunRollouts.state`);
 - `progress`: the step, the evaluations and the totals (`Progress`);
 - `identity`: the recipe, the versions, and the hashes of data and code (`build.identity_of`), with which a resumed run
@@ -28,15 +28,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
 from outdo.algorithms.adaptive import Adaptive
-from outdo.observability.record.recorder import Recorder
 from outdo.storage import checkpoint, free_space
 from outdo.storage.run_folder import RunFolder
 from outdo.storage.state_file import copied, state_bytes
 from outdo.trainer.build import Run
-from outdo.trainer.build_rewards import LearningReward
 from outdo.trainer.cost import COPY_SHARE
 from outdo.trainer.micro_batch_size import free_memory
 from outdo.trainer.saving import SaveTimes
+from outdo.trainer.watchers import LearningReward, Watcher
 from outdo.utils.outcome import headline
 from outdo.utils.timing import span
 from outdo.utils.world import World
@@ -168,6 +167,8 @@ def restore(run: Run, state: Mapping[str, Any]) -> Progress:
     """Bring a run, built from the model folder of a checkpoint, to the state that was saved there."""
     run.models.load_state(state["models"])
     for name, part in _parts(run).items():
+        if isinstance(part, Watcher) and name not in state["parts"]:
+            continue  # it did not watch when this was saved
         part.load_state(state["parts"][name])
     run.rollouts.load_state(state["sampling"])
     return Progress(**state["progress"])
@@ -236,6 +237,6 @@ class Copy:
         return restore(run, self._state)
 
 
-def _parts(run: Run) -> dict[str, Adaptive | LearningReward | Recorder]:
+def _parts(run: Run) -> dict[str, Adaptive | LearningReward | Watcher]:
     reward_models = {f"reward_model {number}": model for number, model in enumerate(run.online_reward_models)}
-    return {**run.adaptive, **reward_models, "recorder": run.recorder}
+    return {**run.adaptive, **reward_models, **{each.name: each for each in run.watchers if each.name}}

@@ -1,31 +1,35 @@
 """Track a run by the trackers of its recipe."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from outdo.config.names import TRACKERS
-from outdo.config.recipe import Piece
+from outdo.config.recipe import Piece, Recipe
 from outdo.config.trackers import missing_clients
 from outdo.observability.trackers.base import COMMON
 from outdo.observability.trackers.delivery import Trackers
 from outdo.observability.trackers.process import TrackerSettings
+from outdo.trainer.display import Display
+from outdo.trainer.watchers import Watcher
+from outdo.types import Group
 from outdo.utils.errors import UserError
 from outdo.utils.world import World
 
 
 @contextmanager
-def tracking(pieces: Sequence[Piece], folder: Path, say: Callable[[str], None], world: World) -> Iterator[Trackers]:
+def tracking(recipe: Recipe, folder: Path, display: Display, world: World) -> Iterator[Watcher]:
     """Track the run in `folder` inside a `with` block, by the first of its replicas only.
 
     Raises: UserError with every tracker whose client is not installed.
     """
-    if mistakes := missing_clients(pieces):
+    if mistakes := missing_clients(recipe.track):
         raise UserError(mistakes)
-    trackers = Trackers([tracker_settings(piece) for piece in pieces] if world.first else [], folder, say)
+    settings = [tracker_settings(piece) for piece in recipe.track] if world.first else []
+    trackers = Trackers(settings, folder, display.say)
     try:
-        yield trackers
+        yield _Tracking(trackers)
     except KeyboardInterrupt:  # the user does not want to wait
         trackers.close(wait=False)
         raise
@@ -33,6 +37,21 @@ def tracking(pieces: Sequence[Piece], folder: Path, say: Callable[[str], None], 
         trackers.close()
         raise
     trackers.close()
+
+
+class _Tracking(Watcher):
+    """Sends what a run logs to its trackers."""
+
+    def __init__(self, trackers: Trackers) -> None:
+        self.trackers = trackers
+
+    @contextmanager
+    def running(self, after: int) -> Iterator[None]:
+        self.trackers.begin(after=after)
+        yield
+
+    def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
+        self.trackers.log(step, metrics, groups)
 
 
 def tracker_settings(piece: Piece) -> TrackerSettings:

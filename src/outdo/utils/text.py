@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -53,6 +53,19 @@ def escape_control(text: str) -> str:
 def text_or_json(value: Any) -> str:
     """Return text as it is, and every other value as JSON; what JSON does not know is written as `str` writes it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def listed_steps(steps: Sequence[int]) -> str:
+    """Return `step 3`, or `the steps 3, 7-9`."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and ranges[-1][-1] == step - 1:
+            ranges[-1][1:] = [step]
+        else:
+            ranges.append([step])
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"the steps {', '.join('-'.join(map(str, each)) for each in ranges)}"
 
 
 def excerpt(text: str, longest: int = 1200) -> str:
