@@ -15,6 +15,7 @@ import pytest
 from pyarrow import parquet
 from run_folders import start_run, write_long_run, write_run, write_small_run, write_watched_run
 
+from outdo.observability.page import collect
 from outdo.observability.page.collect import RunData, View, collect_run, metrics_since, step_tokens
 from outdo.observability.page.encode import unpack
 from outdo.observability.page.select import (
@@ -85,6 +86,15 @@ def test_the_parts_of_a_short_run_or_of_one_without_a_recipe(tmp_path: Path, sma
     folder = write_watched_run(tmp_path / "run", topic=(0.9, 0.1))
     (folder / "recipe.toml").unlink()
     assert [part["watched"] for part in collect_run(folder)["reward_parts"]] == [False, False]
+
+
+def test_without_the_doctor_a_page_says_that_it_is_not_there(small_run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collect, "DIAGNOSIS", "outdo.extras.deleted.shown:shown_diagnosis")
+    run = collect_run(small_run)
+    assert [each["text"] for each in run["findings"]] == [
+        "the diagnosis: needs outdo.extras.deleted, which this installation of outdo does not have"
+    ]
+    assert run["reward_parts"] == []
 
 
 def test_the_best_step_comes_from_the_summary(tmp_path: Path):

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from outdo.cli.answering import answering
 from outdo.cli.arguments import Engine
-from outdo.cli.doctor import run_doctor
+from outdo.cli.commands import COMMANDS
 from outdo.cli.output import program
 from outdo.cli.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
 from outdo.cli.quickstart.model import build
@@ -47,6 +47,7 @@ from outdo.trainer.find_model import find_model
 from outdo.trainer.preflight import check
 from outdo.trainer.sft import sft
 from outdo.utils.errors import UserError
+from outdo.utils.extras import load_extra, missing_extra
 
 TASKS: Mapping[str, Task] = {
     "sentences": sentences.TASK,
@@ -237,7 +238,9 @@ def conclude(run: Path, model: Path, questions: Path, display: Display) -> None:
     for question, *both in answered[:SHOWN]:
         table.add_row(*map(escape, (question, *map(str, both))))
     display.console.print(table)
-    run_doctor([run], display.console)
+    doctor = COMMANDS["doctor"].function
+    if missing_extra(doctor, "doctor") is None:
+        load_extra(doctor, "doctor")([run])
     display.say(f"the run is in {run}; training took {summary['seconds']:.0f} s. Try next:")
 
 

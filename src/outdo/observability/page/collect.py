@@ -8,16 +8,13 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pyarrow import parquet
 
-from outdo.observability import doctor, glossary
-from outdo.observability.doctor.hacks import HACKS
-from outdo.observability.doctor.reward_parts import RewardPart, reward_parts
-from outdo.observability.doctor.series import RunMetrics
+from outdo.observability import glossary
 from outdo.observability.page.encode import shortened
 from outdo.observability.page.held_out import held_out_data, rewarded_answers
 from outdo.observability.page.leverage import where_training_happened
@@ -34,6 +31,7 @@ from outdo.storage import held_out_answers, run_files
 from outdo.storage.run_folder import is_alive
 from outdo.storage.run_state import run_state
 from outdo.utils.errors import RunFolderError
+from outdo.utils.extras import load_extra, missing_extra
 
 MOST_POINTS = 2_000
 """The maximum number of points of a curve. A longer run shows the last value of every few steps."""
@@ -52,6 +50,9 @@ MOST_CURVES = 1_000
 
 LONGEST_NAME = 200
 """The maximum number of characters in the name of a metric."""
+
+DIAGNOSIS = "outdo.observability.doctor.shown:shown_diagnosis"
+"""What finds, in the metrics of a run, what its page says of it. A page without it says that it is not there."""
 
 SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\b(?:hf_|sk-|ghp_|github_pat_|AKIA)[\w-]{8,}|(?<=\?)\S*=\S*")
 """Text that may be a secret: before the host of a URL, with the prefix of a known token, or in the query of a URL."""
@@ -196,12 +197,12 @@ class RunData:
         before = {"before": _numbers(_subtable(self.summary, "before"))}
         self.metrics = [*run_files.with_initial_evaluation([steps[step] for step in sorted(steps)], before)]
         state = (int(math.log(1 + len(self.metrics), 1.02)), self.summary, self.recipe)
-        if state != self._diagnosed:
+        if not_there := missing_extra(DIAGNOSIS, "the diagnosis"):
+            self.add_warning(not_there)
+        elif state != self._diagnosed:
             self._diagnosed = state
-            found = doctor.diagnose(self.metrics, recipe=self.recipe or None)
-            self.findings = [{**asdict(each), "is_hack": each.rule in HACKS} for each in found]
-            parts = reward_parts(RunMetrics(self.metrics, self.recipe))
-            self.reward_parts = [_part(part) for part in parts[:MOST_CURVES] if len(part.name) <= LONGEST_NAME]
+            self.findings, parts = load_extra(DIAGNOSIS, "the diagnosis")(self.metrics, self.recipe)
+            self.reward_parts = [part for part in parts[:MOST_CURVES] if len(part["name"]) <= LONGEST_NAME]
 
     def add_warning(self, text: str, step: int = 0) -> None:
         """Add a finding about the files of the run, not about its metrics."""
@@ -246,16 +247,6 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are finite numbers, rounded to six significant digits."""
     numbers = {name: run_files.number_or_none(value) for name, value in record.items() if name != "step"}
     return {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
-
-
-def _part(part: RewardPart) -> dict[str, Any]:
-    """Return a part of the reward, and whether its mean rose, fell or neither; `change` is empty in a short run."""
-    found = {"name": part.name, "watched": part.watched, "first": None, "last": None, "change": ""}
-    if part.ends is None:
-        return found
-    first, last = (float(f"{end.mean:.6g}") for end in part.ends)
-    change = "rose" if part.change > 0 else "fell" if part.change < 0 else "steady"
-    return found | {"first": first, "last": last, "change": change}
 
 
 def _last_value(name: str, lines: Sequence[Mapping[str, float]]) -> float | None:
