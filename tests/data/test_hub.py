@@ -7,10 +7,12 @@ import types
 
 import pytest
 
+from outdo.config import names
 from outdo.config.file import load
 from outdo.config.paths import with_absolute_paths
+from outdo.data import files
+from outdo.data.data_set_names import DatasetName, folder_data_set, hub_data_set
 from outdo.data.files import read_rows
-from outdo.data.hub import DatasetName, folder_data_set, hub_data_set
 from outdo.data.splits import load_questions
 from outdo.data.stored_rows import open_rows
 from outdo.utils.errors import UserError
@@ -199,3 +201,10 @@ def test_another_commit_than_that_of_the_run_is_refused(monkeypatch):
         with pytest.raises(UserError) as caught:
             read_rows(path, pinned=pinned)
         assert str(caught.value) == f"{path}: the commit {OLD} cannot be had; on this machine is {NEW}"
+
+
+@pytest.mark.parametrize("path", ["openai/gsm8k/main", "reasoning-gym:chain_sum"])
+def test_data_whose_code_was_deleted_is_one_sentence(monkeypatch, path):
+    deleted = dict.fromkeys(names.RECORDS, "outdo.extras.deleted:records")
+    monkeypatch.setattr(files, "RECORDS", deleted)
+    assert refusal(path) == f"{path}: needs outdo.extras.deleted, which this installation of outdo does not have"

@@ -7,11 +7,12 @@ import typer
 from rich.console import Console
 
 from outdo.cli.output import print_line
-from outdo.storage import hub
+from outdo.config.names import UPLOADS
 from outdo.trainer.export import SEQUENCES, export, export_merged
 from outdo.trainer.find_model import ModelRef, find_model
 from outdo.trainer.model_card import card
 from outdo.trainer.progress_bar import progress
+from outdo.utils.extras import load_extra
 
 
 def command(
@@ -32,11 +33,12 @@ def command(
 
     With `push` it is also sent to the Hub. A folder that an earlier call has written, and not uploaded, is then used.
     """
+    upload = load_extra(UPLOADS["hub"], "--push") if push is not None else None
     console, source = Console(), find_model(run, best=best)
-    if push is None or not _is_written(source, folder, licence):
+    if upload is None or not _is_written(source, folder, licence):
         _write(source, folder, console, dtype=dtype, merge=merge, licence=licence)
-    if push is not None:
-        address = hub.push(folder, push, private=not public, message=f"Model of {source.name}")
+    if upload is not None:
+        address = upload(folder, push, private=not public, message=f"Model of {source.name}")
         print_line(console, f"uploaded to {address}")
 
 

@@ -228,6 +228,20 @@ ATTENTIONS = ("auto", "shared", "padded", "flash_attention_2", "flex_attention",
 REASONING_GYM = "reasoning-gym:"
 """How the name of a task of reasoning-gym begins, as data."""
 
+DATA_SET, STREAMED_PARQUET = "data set", "streamed Parquet"
+RECORDS = {
+    REASONING_GYM: "outdo.data.reasoning_gym:records",
+    DATA_SET: "outdo.data.hub:records",
+    STREAMED_PARQUET: "outdo.data.hub:parquet_records",
+}
+"""What reads data that is in no plain file: called with the path and the commits of the run, it returns `Records`."""
+
+CURRICULA = {REASONING_GYM: "outdo.data.reasoning_gym:levels"}
+"""What returns the levels of a task, called with its path."""
+
+UPLOADS = {"hub": "outdo.storage.hub:push"}
+"""Where an exported model can be uploaded."""
+
 ENVIRONMENT_REWARD = "environment"
 """The reward of a recipe whose environment gives all rewards."""
 

@@ -9,19 +9,19 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow
 import pyarrow.parquet
 
-from outdo.config.names import REASONING_GYM
-from outdo.data.hub import Records, folder_data_set, hub_data_set, records
-from outdo.data.reasoning_gym import generated_rows
+from outdo.config.names import DATA_SET, REASONING_GYM, RECORDS
+from outdo.data.data_set_names import data_set_called
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.extras import load_extra
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
 """A name with one of these endings is a file on this machine, never a data set of the Hub."""
@@ -64,7 +64,7 @@ class Rows:
     values: Mapping[int, Mapping[str, Any]]  # row number -> its columns
     faults: tuple[Fault, ...]  # rows that could not be read; `outdo.data.questions.to_questions` reports them
     fingerprint: str  # SHA-256 of the file, or of the rows of a Hub data set
-    commits: Mapping[str, str] = field(default_factory=dict)  # as `hub.Records.commits`
+    commits: Mapping[str, str] = field(default_factory=dict)  # as `Records.commits`
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,14 +103,25 @@ def read_rows(path: str, *, limit: int | None = None, pinned: Mapping[str, str] 
     )
 
 
+class Records(NamedTuple):
+    """Rows that are in no plain file, and the commit that they are from by the name of its repository."""
+
+    rows: Iterable[Mapping[str, Any]]
+    commits: Mapping[str, str] = {}  # empty if they are not from the Hub
+
+
 def records_of(path: str, pinned: Mapping[str, str] | None = None) -> Records | None:
     """Return the records of a task of reasoning-gym, of a folder or of the Hub; None if `path` has to be a file."""
     if path.startswith(REASONING_GYM):
-        return Records(generated_rows(path))
+        return read_records(REASONING_GYM, path, pinned)
     if path.endswith(LOCAL_SUFFIXES) or Path(path).is_file():
         return None
-    data_set = folder_data_set(path) or hub_data_set(path)
-    return records(data_set, pinned) if data_set else None
+    return read_records(DATA_SET, path, pinned) if data_set_called(path) else None
+
+
+def read_records(source: str, path: str, pinned: Mapping[str, str] | None = None) -> Records:
+    """Return the records of `path` as a kind of source in `RECORDS` reads them."""
+    return load_extra(RECORDS[source], path)(path, pinned)
 
 
 def fingerprint(path: str | Path) -> str:

@@ -1,93 +1,31 @@
-"""Read data sets through the library `datasets`: those of the Hub, folders of `save_to_disk`, and copies of Hub data.
-
-A data set is written `owner/name`, with a configuration as `owner/name/configuration`, a revision as `@revision` and a
-split as `:split` after it: `openai/gsm8k/main@cc7b047:test`. A folder on this machine has no revision.
-"""
+"""Read data sets through the library `datasets`: of the Hub, folders of `save_to_disk`, and copies of Hub data."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from outdo.data.data_set_names import SAVED, SAVED_SPLITS, DatasetName, data_set_called
+from outdo.data.files import Records
 from outdo.models.inspect_folder import is_local
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.packages import not_imported
 
-HUB_NAME = re.compile(
-    r"(?P<name>[^/@:]+/[^/@:]+)"
-    r"(/(?P<config>[\w+-][\w.+-]*))?"
-    r"(@(?P<revision>[\w./-]+))?"
-    r"(:(?P<split>[\w.\[\]:%+-]*))?"
-)
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SPLIT = re.compile(r"[\w.\[\]:%+-]+")
-"""A split, such as `train` or `train[:10%]`."""
-
-SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
-"""The files by which `load_from_disk` recognises a data set, and one of several splits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetName:
-    """A data set of the Hub, or a folder."""
-
-    name: str  # owner/name, or the path of the folder
-    config: str | None = None
-    revision: str | None = None
-    split: str | None = None  # None: train, or the only one
-
-    @property
-    def repository(self) -> str:
-        """The repository of the Hub with the revision, as a run writes down its commit: `datasets/owner/name@v1`."""
-        return f"datasets/{self.name}" + (f"@{self.revision}" if self.revision else "")
-
-    def __str__(self) -> str:
-        parts = (("/", self.config), ("@", self.revision), (":", self.split))
-        return self.name + "".join(mark + value for mark, value in parts if value)
-
-
-def folder_data_set(path: str) -> DatasetName | None:
-    """Return the data set in a folder on this machine that `path` names; None if it names no such folder.
-
-    A folder that holds only files of other formats is no data set unless `path` names a configuration or a split.
-    """
-    folder, split = _before_split(path)
-    if Path(path).is_file() or "\0" in path:
-        return None
-    is_data_set = any((folder / name).exists() for name in (SAVED, SAVED_SPLITS, "README.md", "data"))
-    if "/" in path and not is_data_set and not folder.suffix and _has_configurations(folder.parent):
-        return DatasetName(name=str(folder.parent), config=folder.name, split=split)
-    if folder.is_dir() and (is_data_set or split):
-        return DatasetName(name=str(folder), split=split)
-    return None
-
-
-def hub_data_set(path: str) -> DatasetName | None:
-    """Return the data set of the Hub that `path` names; None if it means something on this machine.
-
-    A typing error in a local path must never become a request to the Hub.
-    """
-    match = HUB_NAME.fullmatch(path)
-    if match is None or {".", ".."} & set(path.split("/")) or Path(path).exists() or is_local(match["name"]):
-        return None
-    config, revision, split = match.group("config", "revision", "split")
-    return DatasetName(name=match["name"], config=config, revision=revision, split=split or None)
-
-
-class Records(NamedTuple):
-    """The rows of a data set, and the commit that they are from by the name of its repository."""
-
-    rows: Iterable[Mapping[str, Any]]
-    commits: Mapping[str, str] = {}  # empty if they are not from the Hub
-
-
-def records(source: DatasetName, pinned: Mapping[str, str] | None = None) -> Records:
-    """Return the rows of a data set, from its commit in `pinned` if that has one.
+def records(path: str, pinned: Mapping[str, str] | None = None) -> Records:
+    """Return the rows of the data set that `path` names, from its commit in `pinned` if that has one.
 
     Raises `UserError` with what is available, if there is no such data set or not the wanted commit.
     """
+    source = data_set_called(path)
+    assert source is not None, "the caller has asked for a data set"
+    return _read(source, pinned)
+
+
+def _read(source: DatasetName, pinned: Mapping[str, str] | None) -> Records:
     hint = 'pip install "outdo[hub]"; a file on this machine was not found by this name either'
     datasets = _library(f"{source}: data sets of the Hub need the package datasets: {hint}")
     folder = Path(source.name)
@@ -124,11 +62,11 @@ def _commits(source: DatasetName, rows: Any, wanted: str | None) -> dict[str, st
     return {source.repository: commit}
 
 
-def parquet_records(path: str) -> Sequence[Mapping[str, Any]]:
+def parquet_records(path: str, pinned: Mapping[str, str] | None = None) -> Records:
     """Return the rows of a Parquet file, from a copy in the cache of `datasets` that can be mapped into memory."""
     datasets = _library(f'{path}: streaming of Parquet needs the package datasets: pip install "outdo[hub]"')
     try:
-        return datasets.load_dataset("parquet", data_files=path, split="train")
+        return Records(datasets.load_dataset("parquet", data_files=path, split="train"))
     except Exception as error:  # the library raises many types, with the reason in the cause
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise UserError([f"{path}: not a whole Parquet file: {reason}"]) from None
@@ -182,15 +120,3 @@ def _choose(what: str, asked: str | None, names: list[str], before: str) -> str:
     """Return the sentence on a configuration or split that does not exist or was not given."""
     missing = f'has no {what} "{asked}"{did_you_mean(asked, names)}' if asked else f"needs a {what}"
     return f"{missing} ({what}s: {', '.join(names)}); write for example {before}{names[0]}"
-
-
-def _before_split(path: str) -> tuple[Path, str | None]:
-    before, colon, split = path.partition(":")
-    is_split = colon and SPLIT.fullmatch(split) and not Path(path).exists()
-    return (Path(before), split) if is_split else (Path(path), None)
-
-
-def _has_configurations(folder: Path) -> bool:
-    """Return whether a folder is a copy of a data set of the Hub whose card lists configurations."""
-    card = folder / "README.md"
-    return card.is_file() and "config_name:" in card.read_text(encoding="utf-8", errors="replace")

@@ -14,14 +14,15 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from outdo.config.names import REASONING_GYM
+from outdo.data.files import Records
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.packages import not_imported
 
 SIZE = 1000
 
 
-def generated_rows(path: str) -> Iterator[dict[str, Any]]:
-    """Yield rows with the columns `question`, `answer` and `entry`, the JSON text from which answers are scored.
+def records(path: str, pinned: Mapping[str, str] | None = None) -> Records:
+    """Return rows with the columns `question`, `answer` and `entry`, the JSON text from which answers are scored.
 
     Raises `UserError` if reasoning-gym is not installed, has no such task or level, or refuses a setting.
     """
@@ -41,7 +42,7 @@ def generated_rows(path: str) -> Iterator[dict[str, Any]]:
         raise UserError(
             [f"{path}: its answers cannot be scored from rows, because JSON changes the entries of this task"]
         )
-    return (
+    return Records(
         {"question": entry["question"], "answer": entry["answer"] or "", "entry": _text(entry)} for entry in entries
     )
 

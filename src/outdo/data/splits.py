@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from outdo.config.environments import RowEnvironments, row_environments
 from outdo.config.fields import Curriculum, Source, by_set
-from outdo.config.names import ENVIRONMENT_REWARD
+from outdo.config.names import CURRICULA, ENVIRONMENT_REWARD, REASONING_GYM
 from outdo.config.recipe import Data, Recipe, Selection
-from outdo.data import pass_rates, reasoning_gym
+from outdo.data import pass_rates
 from outdo.data.files import Rows, read_rows
 from outdo.data.formats import Message
 from outdo.data.pass_rates import PassRate
@@ -20,6 +20,7 @@ from outdo.data.stored_rows import StoredRows, head_of, open_rows
 from outdo.data.streaming import Joined, Lazy, stream_questions
 from outdo.rewards.matchers import matchers_in
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.extras import load_extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +208,7 @@ def _levels(file: _File, curriculum: Curriculum | None) -> list[_File]:
     """Return the levels of a curriculum as files. Raises `UserError` if the task does not have one of them."""
     if curriculum is None:
         return [file]
-    known = reasoning_gym.levels(file.path)
+    known = load_extra(CURRICULA[REASONING_GYM], file.path)(file.path)
     if unknown := [level for level in curriculum.levels or () if level not in known]:
         raise UserError([f"curriculum.levels: expected levels from 0 to {known[-1]}, found {unknown[0]}"])
     sign = "&" if "?" in file.path else "?"

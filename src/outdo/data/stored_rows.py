@@ -7,8 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, BinaryIO, Protocol, cast
 
-from outdo.data.files import BYTE_ORDER_MARK, Fault, Parsed, Rows, check_row, format_of, parse_line, records_of
-from outdo.data.hub import Records, parquet_records
+from outdo.config.names import STREAMED_PARQUET
+from outdo.data.files import (
+    BYTE_ORDER_MARK,
+    Fault,
+    Parsed,
+    Records,
+    Rows,
+    check_row,
+    format_of,
+    parse_line,
+    read_records,
+    records_of,
+)
 from outdo.utils.errors import UserError
 
 ROWS_OF_HEAD = 100
@@ -45,7 +56,7 @@ def open_rows(path: str, *, limit: int | None = None, pinned: Mapping[str, str] 
     found = records_of(path, pinned)
     suffix = "" if found is not None else format_of(path)
     if suffix == ".parquet":
-        found = Records(parquet_records(path))
+        found = read_records(STREAMED_PARQUET, path)
     if found is not None and not isinstance(found.rows, Iterator):  # what is generated has no rows on disk
         rows = TableRows(path, found, limit)
     elif suffix == ".jsonl":

@@ -13,7 +13,7 @@ from outdo.config.messages import to_toml
 from outdo.config.names import OBJECTIVES
 from outdo.config.paths import file_name, with_file_names
 from outdo.config.recipe import Recipe
-from outdo.data.hub import hub_data_set
+from outdo.data.data_set_names import hub_data_set
 from outdo.models.inspect_folder import is_local
 from outdo.trainer.find_model import ModelRef
 from outdo.utils.imports import resolve
