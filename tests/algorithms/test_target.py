@@ -12,7 +12,6 @@ from torch import Tensor
 from toys import assert_close, batch_of, evaluate, rollout
 
 from outdo.algorithms.objectives.target.objective import CAP, target, target_essay
-from outdo.algorithms.objectives.target.progress import target_metrics
 from outdo.algorithms.objectives.target.rules import (
     clip_rule,
     power_rule,
@@ -21,6 +20,7 @@ from outdo.algorithms.objectives.target.rules import (
     tilt_rule,
 )
 from outdo.algorithms.prefix_tree import prefix_tree
+from outdo.algorithms.progress import target_metrics
 from outdo.types import Batch, TokenScores
 
 FOOTNOTE = [0.25, 0.25, 0.25, 0.25], [1.0, 1.0, 1.0, -1.0]

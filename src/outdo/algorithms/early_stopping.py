@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxtyping import Float
 from torch import Tensor
 
+from outdo.algorithms import progress
 from outdo.algorithms.objectives.ratios import log_ratio
-from outdo.algorithms.objectives.target import progress
 from outdo.types import Batch, Update
 
 Stop = Callable[[Batch, Sequence[Update]], str]
@@ -42,8 +42,8 @@ def first_of(
         kl         KL(π_old‖πθ), the mean of k3 over the trained tokens, is above this (nats)
 
     With an objective that sets targets, a token is at its target within `tolerance` of the way to it, on either side,
-    and the way is measured in probability (`attained` in `objectives/target/progress.py`). With any other objective the
-    bounds of its clip take the place of targets: a token is there when its ratio is at or beyond `1 + clip_high` or
+    and the way is measured in probability (`attained` in `algorithms/progress.py`). With any other objective the bounds
+    of its clip take the place of targets: a token is there when its ratio is at or beyond `1 + clip_high` or
     `1 - clip_low` (pass those of the objective), and the way is that of the clipped objective, from its value before
     the first pass to its maximum (`clip_attained`). `tolerance` applies only to targets, `clip_low` and `clip_high`
     only to a clip.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import k3
-from outdo.algorithms.objectives.target.progress import target_metrics
+from outdo.algorithms.progress import target_metrics
 from outdo.observability.across_questions import across_question_metrics
 from outdo.observability.mismatch import mismatch_metrics
 from outdo.observability.within_groups import within_group_metrics

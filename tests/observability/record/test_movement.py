@@ -11,8 +11,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.objectives.presets import grpo, ppo, reinforce
-from outdo.algorithms.objectives.target.progress import target_metrics
-from outdo.algorithms.objectives.target.rules import NOISE
+from outdo.algorithms.progress import NOISE, target_metrics
 from outdo.observability.record.movement import movement_metrics
 from outdo.observability.record.tokens import token_record
 from outdo.types import Batch

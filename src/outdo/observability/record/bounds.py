@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outdo.algorithms.objectives.base import Objective, given
-from outdo.algorithms.objectives.target.rules import FULL
+from outdo.algorithms.progress import FULL
 from outdo.types import Batch, TokenScores
 
 SCAN_STEPS = 8

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from outdo.algorithms import progress
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.objectives.divergences import k3
-from outdo.algorithms.objectives.target import progress
-from outdo.algorithms.objectives.target.rules import NOISE
+from outdo.algorithms.progress import NOISE
 from outdo.observability.record.bounds import is_unreachable
 from outdo.observability.record.tokens import TokenRecord
 from outdo.types import Batch

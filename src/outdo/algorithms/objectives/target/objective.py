@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms.objectives.target.rules import (
-    FULL,
     Aim,
     Setting,
     capped,
@@ -22,6 +21,7 @@ from outdo.algorithms.objectives.target.rules import (
     tilt_rule,
     with_targets,
 )
+from outdo.algorithms.progress import FULL
 from outdo.algorithms.requirements import Requires
 from outdo.types import Batch, Terms, TokenScores
 from outdo.utils.errors import did_you_mean

@@ -17,15 +17,12 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.prefix_tree import own_contexts, prefix_tree
+from outdo.algorithms.progress import FULL, NOISE
 from outdo.types import Batch
 
 Rule = Callable[[Float[Tensor, "N"], Float[Tensor, "N"], Float[Tensor, "N"]], Float[Tensor, "N"]]
 """`(log p, s, strength) -> log τ`, each [N]. With strength 0 the target is p itself, with 1 the complete rule."""
 
-NOISE = 1e-5
-"""Log-probabilities that differ by less than this (nats) are equal: float32 logits are not more precise."""
-FULL = 1e-6
-"""A token that leaves less probability than this to all others cannot grow, and is not trained."""
 HALVINGS = 50
 TINY = 1e-300
 """The lowest divisor: the sampled tokens of a context may have no probability that float64 can tell from 0."""

@@ -8,8 +8,7 @@ from contexts import doubles, essay, logprobs_of, one_context, vocabulary
 from torch import Tensor
 from toys import assert_close
 
-from outdo.algorithms.objectives.target.progress import attained, movable, progress, target_metrics
-from outdo.algorithms.objectives.target.rules import NOISE
+from outdo.algorithms.progress import NOISE, attained, movable, progress, target_metrics
 from outdo.types import Batch
 
 

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.objectives.ratios import log_ratio
-from outdo.algorithms.objectives.target.rules import FULL, NOISE
 from outdo.types import Batch
 
+NOISE = 1e-5
+"""Log-probabilities that differ by less than this (nats) are equal: float32 logits are not more precise."""
+FULL = 1e-6
+"""A token that leaves less probability than this to all others cannot grow, and is not trained."""
 TOLERANCE = 0.1
 """A target is reached within this share of the way to it, on either side."""
 
