@@ -9,7 +9,8 @@ import typer
 from outdo.cli.arguments import RunFolder, no_run
 from outdo.cli.output import print_warning
 from outdo.config.file import read_piece
-from outdo.config.trackers import missing_clients, tracker_mistakes
+from outdo.config.packages import missing_clients
+from outdo.config.trackers import tracker_mistakes
 from outdo.observability.trackers.base import id_file
 from outdo.observability.trackers.completions import recorded_completions
 from outdo.observability.trackers.process import TrackerProcess, TrackerSettings

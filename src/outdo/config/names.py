@@ -303,10 +303,16 @@ ASYNCHRONOUS = "outdo.extras.staleness.asynchronous:AsynchronousRollouts"
 PARTIAL_ROLLOUTS = "outdo.extras.staleness.partial_rollouts:PartialRollouts"
 """The rollouts of `train.max_staleness`: whole answers, or answers that newer weights continue."""
 
+CLIENTS = ("wandb", "tensorboard", "trackio", "mlflow")
+"""Trackers whose client is an optional dependency, the module and the extra of the same name."""
+
 TRACKERS = {
-    **{name: f"outdo.observability.trackers.{name}:{name}" for name in ("wandb", "tensorboard", "trackio", "mlflow")},
+    **{name: f"outdo.observability.trackers.{name}:{name}" for name in CLIENTS},
     "on_end": "outdo.observability.trackers.hooks:on_end",
 }
+
+CHECKS = {"track": "outdo.config.trackers:tracker_mistakes"}
+"""What yields the mistakes in the value of a setting that an extra reads, by the setting."""
 
 WATCHERS = {
     "track": "outdo.trainer.tracking:tracking",

@@ -1,10 +1,11 @@
 """The extras of outdo whose packages a recipe uses, and what is known not to fit among them."""
 
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 
 from outdo.config.engines import is_placed
-from outdo.config.recipe import Recipe
-from outdo.config.trackers import CLIENTS
+from outdo.config.names import CLIENTS
+from outdo.config.recipe import Piece, Recipe
 from outdo.utils.packages import LEVELS, misfits
 
 EXTRAS: Mapping[str, Callable[[Recipe], bool]] = {
@@ -25,3 +26,12 @@ def package_faults(recipe: Recipe, *, adapter: bool = False) -> tuple[list[str],
     extras |= {piece.name for piece in recipe.track if piece.name in CLIENTS}
     found = {level: [f"packages: {each}" for each in misfits(extras) if each.level == level] for level in LEVELS}
     return found["error"], found["warning"]
+
+
+def missing_clients(trackers: Sequence[Piece]) -> list[str]:
+    """Return a sentence for each tracker whose client is not installed on this machine."""
+    return [
+        f'track: {piece.name} needs its client: pip install "outdo[{piece.name}]"'
+        for piece in trackers
+        if piece.name in CLIENTS and importlib.util.find_spec(piece.name) is None
+    ]

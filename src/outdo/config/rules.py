@@ -15,11 +15,11 @@ from outdo.config.engines import check_engine, goes_across_updates, is_remote
 from outdo.config.environments import check_environment
 from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
-from outdo.config.names import OBJECTIVES
+from outdo.config.names import CHECKS, OBJECTIVES
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
-from outdo.config.trackers import check_trackers
 from outdo.rewards.right import right_rule
+from outdo.utils.extras import load_extra, missing_extra
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.secrets import find_secrets
 
@@ -143,6 +143,15 @@ def _answers_across_updates(recipe: Recipe) -> Iterator[str]:
         yield f"{across}: an environment asks for the turns of an answer one after the other; leave one of them out"
 
 
+def _trackers(recipe: Recipe) -> Iterator[str]:
+    if not recipe.track:
+        return
+    if missing := missing_extra(CHECKS["track"], "track"):
+        yield missing
+    else:
+        yield from load_extra(CHECKS["track"], "track")(recipe.track)
+
+
 def _template(recipe: Recipe) -> Iterator[str]:
     template = recipe.data.prompt_template
     if template is None:
@@ -184,7 +193,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _best_not_measured: ("eval.best", "eval.greedy", "eval.samples", "eval.every", "data.path", "data.eval_path"),
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     _answers_across_updates: ("train.max_staleness", "engine", "environment"),
-    check_trackers: ("track",),
+    _trackers: ("track",),
     _curriculum_without_a_verdict: ("data.path", "rewards", "eval.right"),
     _template: ("data.path", "data.template", "data.system"),
     _secrets: (),

@@ -1,24 +1,15 @@
-"""The trackers that a recipe may name: their options, and the client that each of them needs."""
+"""The trackers that a recipe may name, and their options."""
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from outdo.config.method_rules import check_name
 from outdo.config.names import TRACKERS
-from outdo.config.recipe import Piece, Recipe
+from outdo.config.recipe import Piece
 from outdo.observability.trackers.base import COMMON
 from outdo.observability.trackers.hooks import GIVEN
 from outdo.utils.imports import Signature, signature_of
 from outdo.utils.options import option_mistakes
-
-CLIENTS = ("wandb", "tensorboard", "trackio", "mlflow")
-"""Trackers whose client is an optional dependency, the module and the extra of the same name."""
-
-
-def check_trackers(recipe: Recipe) -> Iterator[str]:
-    """Yield what is wrong with the trackers of a recipe."""
-    return tracker_mistakes(recipe.track)
 
 
 def tracker_mistakes(pieces: Sequence[Piece]) -> Iterator[str]:
@@ -32,15 +23,6 @@ def tracker_mistakes(pieces: Sequence[Piece]) -> Iterator[str]:
             continue
         own, takes = piece.name not in TRACKERS, tracker_options(piece.name)
         yield from option_mistakes(f"track.{piece.name}", piece.name, piece.options, takes, own=own)
-
-
-def missing_clients(pieces: Sequence[Piece]) -> list[str]:
-    """Return a sentence for each tracker whose client is not installed on this machine."""
-    return [
-        f'track: {piece.name} needs its client: pip install "outdo[{piece.name}]"'
-        for piece in pieces
-        if piece.name in CLIENTS and importlib.util.find_spec(piece.name) is None
-    ]
 
 
 def tracker_options(name: str) -> Signature:

@@ -13,10 +13,9 @@ from outdo.config.attention import divided_heads
 from outdo.config.engines import is_remote, machine_mistakes, reward_place_mistakes
 from outdo.config.names import QUANTISED
 from outdo.config.options import describe_method
-from outdo.config.packages import package_faults
+from outdo.config.packages import missing_clients, package_faults
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
-from outdo.config.trackers import missing_clients
 from outdo.data.questions import Question
 from outdo.data.splits import load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, conversion_notes, inspect_folder

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.names import TRACKERS
+from outdo.config.packages import missing_clients
 from outdo.config.recipe import Piece, Recipe
-from outdo.config.trackers import missing_clients
 from outdo.observability.trackers.base import COMMON
 from outdo.observability.trackers.delivery import Trackers
 from outdo.observability.trackers.process import TrackerSettings

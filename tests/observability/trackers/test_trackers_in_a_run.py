@@ -167,4 +167,4 @@ def test_a_missing_client_is_named_before_a_model_loads(tracked_home, monkeypatc
     (run / "recipe.toml").write_text((tracked_home / "recipe.toml").read_text())
     with pytest.raises(UserError, match=sentence):
         resume(run, ["track=wandb"], Display())
-    assert [path.name for path in run.iterdir()] == ["recipe.toml"]
+    assert {path.name for path in run.iterdir()} == {"lock", "recipe.toml"}
