@@ -17,9 +17,9 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import InProcessReward
 from outdo.rewards.comparisons import Comparison
+from outdo.rewards.context import RewardContext
 from outdo.rewards.model import RewardModel, fit
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
-from outdo.rewards.types import RewardContext
 from outdo.storage.checkpoint import weights_hash
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model

@@ -13,9 +13,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards import InProcessReward, RewardInput, Status
 from outdo.rewards.comparisons import Comparison, Ranking, comparison_loss, comparisons_of, pairs_of, ranking_of
+from outdo.rewards.context import RewardContext
 from outdo.rewards.model import RewardModel, fit, shuffled_epochs
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
-from outdo.rewards.types import RewardContext
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from outdo.distributed.replicas import Replicas
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards.comparisons import Comparison
+from outdo.rewards.context import RewardContext
 from outdo.rewards.model import RewardModel
 from outdo.rewards.online_model import OnlineRewardModel, reward_model
-from outdo.rewards.types import RewardContext, RewardInput
+from outdo.rewards.types import RewardInput
 from outdo.storage.state_file import pack, unpack
 from outdo.types import Group, Prompt
 from outdo.utils.errors import ModelError, NonFiniteWeightsError

@@ -1,4 +1,4 @@
-"""The test of what changed between two evaluations is exact."""
+"""The statistics of an evaluation."""
 
 import pytest
 

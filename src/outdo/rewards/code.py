@@ -8,10 +8,10 @@ from typing import Any
 
 from outdo.rewards.code_formats import check_tests, parse_tests
 from outdo.rewards.code_tests import Setting, Verdict
+from outdo.rewards.context import RewardContext
 from outdo.rewards.final_answer import without_thinking
 from outdo.rewards.matchers import Matcher
 from outdo.rewards.sandbox import Limits, open_sandbox
-from outdo.rewards.types import RewardContext
 from outdo.rewards.worker import WorkerReward
 from outdo.utils.errors import UserError
 

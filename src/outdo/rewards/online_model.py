@@ -10,10 +10,11 @@ from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.scorer import Division
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, comparisons_of, is_useful, ranking_of
+from outdo.rewards.context import RewardContext
 from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.loading import load_reward
 from outdo.rewards.model import BASE_WEIGHTS, BaseWeights, RewardModel, fit, shuffled_epochs
-from outdo.rewards.types import FailureCount, RewardContext, RewardInput, RewardOutput, Status, reward_input
+from outdo.rewards.types import FailureCount, RewardInput, RewardOutput, Status, reward_input
 from outdo.types import Group, Rollout
 from outdo.utils.errors import UserError
 

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from outdo.rewards.limits import WorkerLimits
 from outdo.utils.errors import RewardError
 from outdo.utils.text import one_line
 
@@ -133,20 +131,6 @@ class Reward(Protocol):
     def close(self) -> None:
         """Release processes and threads. A closed reward is not used again."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardContext:
-    """What a reward may need besides its options."""
-
-    limits: WorkerLimits = field(default_factory=WorkerLimits)
-    """What its worker processes may use, if it has some."""
-    secrets: Sequence[str] = ()
-    """The secrets among its options, which must not appear in a reason."""
-    folder: Path | None = None
-    """The folder of the run, where a resumed run finds what the reward keeps there; `None` outside a run."""
-    division: Any = None
-    """The processes that divide a reward which is a model (`outdo.models.scorer.Division`), or `None`."""
 
 
 def output_without_value(status: Status, reason: str, name: str) -> RewardOutput:

@@ -8,10 +8,11 @@ from outdo.config.names import PLACES
 from outdo.config.recipe import Recipe
 from outdo.models.scorer import Division
 from outdo.rewards import WeightedSum
+from outdo.rewards.context import RewardContext
 from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.loading import open_reward
 from outdo.rewards.once import RewardOnce, is_divided
-from outdo.rewards.types import Reward, RewardContext
+from outdo.rewards.types import Reward
 from outdo.trainer.watchers import LearningReward
 from outdo.utils.extras import load_extra
 from outdo.utils.reward_names import REWARD_MODEL

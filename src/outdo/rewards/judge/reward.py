@@ -6,19 +6,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from outdo.rewards.context import RewardContext
 from outdo.rewards.judge.client import ChatClient, NoVerdictError
 from outdo.rewards.judge.limits import Limits
 from outdo.rewards.judge.questions import Question, ask_better, ask_score, ask_scores
 from outdo.rewards.judge.replies import FILE
 from outdo.rewards.options import Compare
-from outdo.rewards.types import (
-    DEADLINE,
-    RewardContext,
-    RewardInput,
-    RewardOutput,
-    output_without_value,
-    to_output,
-)
+from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, output_without_value, to_output
 from outdo.utils.errors import UserError
 
 REQUEST = {"temperature": 0, "max_tokens": 1024}

@@ -1,0 +1,22 @@
+"""What a run gives its rewards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outdo.rewards.limits import WorkerLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardContext:
+    """What a reward may need besides its options."""
+
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
+    """What its worker processes may use, if it has some."""
+    secrets: Sequence[str] = ()
+    """The secrets among its options, which must not appear in a reason."""
+    folder: Path | None = None
+    """The folder of the run, where a resumed run finds what the reward keeps there; `None` outside a run."""
+    division: Any = None
+    """The processes that divide a reward which is a model (`outdo.models.scorer.Division`), or `None`."""
