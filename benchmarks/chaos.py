@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outdo.observability.record.parquet import read
+from outdo.extras.record.parquet import read
 from outdo.storage.checkpoint import weights_hash
 from outdo.testing import tiny_model
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from outdo.rollouts.environments.template import Template
+from outdo.extras.episodes.template import Template
 from outdo.testing import byte_bpe_tokenizer
 from outdo.utils.errors import ModelError
 

@@ -32,9 +32,9 @@ import tasks
 from hack_scorers import Answers, Row, Scorer
 
 from outdo.cli.output import metrics_of
-from outdo.cli.quickstart import sentences
-from outdo.observability.doctor import Finding, diagnose
-from outdo.observability.record import parquet
+from outdo.extras.doctor import Finding, diagnose
+from outdo.extras.quickstart import sentences
+from outdo.extras.record import parquet
 from outdo.storage import run_files
 
 RESULTS = tasks.HERE.parent / "docs/hacks.jsonl"

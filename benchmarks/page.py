@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 import browser as browsers
 import run_folders
 
-from outdo.observability.page.html import render_page
-from outdo.observability.page.runs import collect_runs
-from outdo.observability.record import parquet
+from outdo.extras.page.html import render_page
+from outdo.extras.page.runs import collect_runs
+from outdo.extras.record import parquet
 from outdo.storage.run_folder import RunFolder
 
 STEP_SECONDS = 2

@@ -20,10 +20,10 @@ import tasks
 
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
+from outdo.extras.record.recording import recorder_of
 from outdo.loop import in_turn, train
 from outdo.models.policy import Policy
 from outdo.trainer.build import build_run
-from outdo.trainer.recording import recorder_of
 from outdo.types import Group, Prompt, Sampled
 
 RECORDS = {"none": ["record.every=0"], "default": [], "top": ["record.top=5"], "all": ["record.after=all"]}

@@ -28,12 +28,12 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 
 from outdo.config.file import load
-from outdo.planning.hardware import Card, Cluster
-from outdo.planning.layout import Layout, Prediction, predict
-from outdo.planning.lengths import Lengths
-from outdo.planning.shapes import Shape, shape_of
-from outdo.planning.timing import Fractions
-from outdo.planning.workload import Workload, workload_of
+from outdo.extras.plan.hardware import Card, Cluster
+from outdo.extras.plan.layout import Layout, Prediction, predict
+from outdo.extras.plan.lengths import Lengths
+from outdo.extras.plan.shapes import Shape, shape_of
+from outdo.extras.plan.timing import Fractions
+from outdo.extras.plan.workload import Workload, workload_of
 from outdo.testing import tiny_model
 
 RECIPE = """

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from outdo.cli.output import metrics_of
 from outdo.config.file import load
-from outdo.observability.doctor import diagnose
+from outdo.extras.doctor import diagnose
 from outdo.storage import run_files
 from outdo.trainer.display import Display
 from outdo.trainer.resume import resume

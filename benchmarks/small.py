@@ -23,7 +23,7 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.objectives.presets import grpo
 from outdo.algorithms.objectives.target.objective import target, target_essay
 from outdo.algorithms.progress import attained
-from outdo.cli.quickstart.model import ALPHABET, END, SPECIAL
+from outdo.extras.quickstart.model import ALPHABET, END, SPECIAL
 from outdo.models.optimiser import Optimiser, OptimiserSettings, adamw, polyak, sgd
 from outdo.models.schedules import constant
 from outdo.types import Batch, TokenScores

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tasks
 
-from outdo.planning.simulation import Loop, simulate
+from outdo.extras.plan.simulation import Loop, simulate
 
 PROMPTS, GROUP = 16, 8
 SETTINGS = [

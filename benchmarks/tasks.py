@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from outdo.cli.quickstart import settings
-from outdo.cli.quickstart.model import build
-from outdo.cli.quickstart.sums import Problem, demonstrations, held_out, problems, rows
 from outdo.data.prompts import Prompts
-from outdo.data.sft_examples import encode_examples, read_examples
+from outdo.extras.quickstart import settings
+from outdo.extras.quickstart.model import build
+from outdo.extras.quickstart.sums import Problem, demonstrations, held_out, problems, rows
+from outdo.extras.sft.sft import sft
+from outdo.extras.sft.sft_examples import encode_examples, read_examples
 from outdo.models.policy import Policy
-from outdo.trainer.sft import sft
 
 HERE = Path(__file__).parent
 

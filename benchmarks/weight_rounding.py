@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outdo.cli.quickstart.sums import Problem, demonstrations, held_out, problems
 from outdo.data.prompts import Prompts
-from outdo.data.sft_examples import SftTokens, encode_examples, read_examples
+from outdo.extras.quickstart.sums import Problem, demonstrations, held_out, problems
+from outdo.extras.sft.sft import sft
+from outdo.extras.sft.sft_examples import SftTokens, encode_examples, read_examples
 from outdo.models.optimiser import OptimiserSettings, adamw
 from outdo.models.policy import Policy
-from outdo.trainer.sft import sft
 from outdo.types import Batch
 
 LEARNING_RATES = (1e-5, 1e-6)

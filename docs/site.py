@@ -21,10 +21,10 @@ from pydantic_core import PydanticUndefined
 from outdo import HOME
 from outdo.cli.main import app
 from outdo.config.settings import leaves
-from outdo.observability.glossary import TOPICS, entries
-from outdo.observability.page.collect import View
-from outdo.observability.page.html import render_page
-from outdo.observability.page.runs import collect_runs
+from outdo.extras.page.collect import View
+from outdo.extras.page.glossary import TOPICS, entries
+from outdo.extras.page.html import render_page
+from outdo.extras.page.runs import collect_runs
 
 REPOSITORY_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|examples|benchmarks|CHANGELOG)[^)]*\)")
 """Links to files of the repository that are no pages: the site shows their text alone."""

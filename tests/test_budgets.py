@@ -20,7 +20,7 @@ MODULES = {
     for root, folder in ((SOURCE, "outdo"), (ROOT, "benchmarks/suite"))
     for path in sorted((root / folder).rglob("*.py"))
 }
-PAGE = {path.name: path for path in (SOURCE / "outdo/observability/page/static").glob("*.[jc]s*")}
+PAGE = {path.name: path for path in (SOURCE / "outdo/extras/page/static").glob("*.[jc]s*")}
 
 LINES, COMPLEXITY, POSITIONAL, KEYWORD_ONLY, FILE, LIST, LOOP = 60, 12, 7, 12, 400, 600, 40
 

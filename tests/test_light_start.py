@@ -77,7 +77,7 @@ def test_looking_at_a_run_that_is_not_there_loads_nothing_heavy(command, tmp_pat
 
 
 def test_the_actor_of_a_reward_loads_nothing_heavy():
-    assert loaded("import outdo.trainer.ray_rewards")[:2] == (0, [])
+    assert loaded("import outdo.extras.ray.rewards")[:2] == (0, [])
 
 
 def test_the_glossary_loads_nothing_heavy():

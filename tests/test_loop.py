@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outdo.algorithms.advantages import gae, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
+from outdo.extras.page.notebook import show
 from outdo.loop import Sampler, in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
@@ -18,7 +19,6 @@ from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
 from outdo.observability.metrics import step_metrics
-from outdo.observability.notebook import show
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams

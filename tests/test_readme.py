@@ -16,9 +16,9 @@ from outdo.config.names import (
     TRACKERS,
 )
 from outdo.config.settings import leaves
-from outdo.config.trackers import tracker_options
 from outdo.extras.agents.check import LIMITS as AGENT_LIMITS
 from outdo.extras.episodes.check import LIMITS
+from outdo.extras.trackers.check import tracker_options
 from outdo.extras.vllm.check import OWN_OPTIONS
 from outdo.utils.imports import signature_of
 

@@ -26,6 +26,9 @@ from benchmarks.suite.work import (
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.worker_pool import WorkerPool
+from outdo.extras.record.background_writer import BackgroundWriter
+from outdo.extras.record.parquet import make_folder
+from outdo.extras.record.recorder import Recorder
 from outdo.extras.vllm.engine import vllm
 from outdo.loop import in_turn, train
 from outdo.models.adapter import attach
@@ -34,9 +37,6 @@ from outdo.models.fastest_products import fastest_gradients
 from outdo.models.onednn import ONEDNN
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.observability.record.background_writer import BackgroundWriter
-from outdo.observability.record.parquet import make_folder
-from outdo.observability.record.recorder import Recorder
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine

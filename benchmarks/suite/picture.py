@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.suite.report import CaseReport, Entry, Spread
-from outdo.observability.curves import GREY, STYLE
+from outdo.extras.page.curves import GREY, STYLE
 from outdo.observability.picture_file import save_picture
 from outdo.utils.errors import UserError
 

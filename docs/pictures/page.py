@@ -15,8 +15,8 @@ from playwright.sync_api import Page, sync_playwright
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/support"))
 from browser import by_test_id, chromium, launch
 
-from outdo.observability.page.html import render_page
-from outdo.observability.page.runs import collect_runs
+from outdo.extras.page.html import render_page
+from outdo.extras.page.runs import collect_runs
 
 HERE = Path(__file__).parent
 WIDTH = 1440

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outdo.config.recipe import Recipe
-from outdo.planning.hardware import Cluster, card_named
-from outdo.planning.problem import Problem
-from outdo.planning.search import Option, plan
-from outdo.planning.shapes import known_shapes
-from outdo.planning.workload import workload_of
+from outdo.extras.plan.hardware import Cluster, card_named
+from outdo.extras.plan.problem import Problem
+from outdo.extras.plan.search import Option, plan
+from outdo.extras.plan.shapes import known_shapes
+from outdo.extras.plan.workload import workload_of
 
 DEVICES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 10000)
 WIDTH, HEIGHT, LEFT, GAP, TOP, BOTTOM, PANEL = 900, 360, 62, 172, 56, 50, 270

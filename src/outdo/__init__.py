@@ -9,6 +9,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outdo.utils.extras import missing_extra
+
 # transformers and PEFT import torchao and bitsandbytes, where they are installed. torchao reports kernels for GPUs that
 # it cannot load, and calls a deprecated function of torch; bitsandbytes recommends kernels of the Hub that outdo does
 # not use.
@@ -72,6 +74,20 @@ if TYPE_CHECKING:
     from outdo.data.prompts import tokenise as tokenise
     from outdo.data.questions import questions_from as questions_from
     from outdo.distributed.worker_pool import WorkerPool as WorkerPool
+    from outdo.extras.agents.agent import Agent as Agent
+    from outdo.extras.episodes.dialogue import Dialogue as Dialogue
+    from outdo.extras.episodes.episode import Player as Player
+    from outdo.extras.episodes.episode import Reply as Reply
+    from outdo.extras.episodes.template import Template as Template
+    from outdo.extras.episodes.tools import ToolBox as ToolBox
+    from outdo.extras.page.notebook import show as show
+    from outdo.extras.record.external import TokenValues as TokenValues
+    from outdo.extras.record.external import record_step as record_step
+    from outdo.extras.record.recorder import Recorder as Recorder
+    from outdo.extras.record.trl import TrlRecord as TrlRecord
+    from outdo.extras.reward_models.model import RewardModel as RewardModel
+    from outdo.extras.reward_models.online_model import OnlineRewardModel as OnlineRewardModel
+    from outdo.extras.sft.sft import sft as sft
     from outdo.loop import in_turn as in_turn
     from outdo.loop import train as train
     from outdo.models.bundle import Models as Models
@@ -93,30 +109,16 @@ if TYPE_CHECKING:
     from outdo.models.reference import load_reference as load_reference
     from outdo.models.scorer import BatchSizes as BatchSizes
     from outdo.observability.metrics import step_metrics as step_metrics
-    from outdo.observability.notebook import show as show
-    from outdo.observability.record.external import TokenValues as TokenValues
-    from outdo.observability.record.external import record_step as record_step
-    from outdo.observability.record.recorder import Recorder as Recorder
-    from outdo.observability.record.trl import TrlRecord as TrlRecord
     from outdo.rewards import load_reward as load_reward
-    from outdo.rewards.model import RewardModel as RewardModel
-    from outdo.rewards.online_model import OnlineRewardModel as OnlineRewardModel
-    from outdo.rollouts.agents.agent import Agent as Agent
     from outdo.rollouts.engines.base import Engine as Engine
     from outdo.rollouts.engines.builtin.engine import BuiltinEngine as BuiltinEngine
     from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine as MultiprocessEngine
     from outdo.rollouts.engines.sampling import SamplingParams as SamplingParams
     from outdo.rollouts.environments.base import Environment as Environment
     from outdo.rollouts.environments.base import GroupSampler as GroupSampler
-    from outdo.rollouts.environments.dialogue import Dialogue as Dialogue
     from outdo.rollouts.environments.dynamic_sampling import DynamicSampling as DynamicSampling
-    from outdo.rollouts.environments.episode import Player as Player
-    from outdo.rollouts.environments.episode import Reply as Reply
     from outdo.rollouts.environments.single_turn import SingleTurn as SingleTurn
-    from outdo.rollouts.environments.template import Template as Template
-    from outdo.rollouts.environments.tools import ToolBox as ToolBox
     from outdo.trainer.evaluation import evaluate as evaluate
-    from outdo.trainer.sft import sft as sft
     from outdo.types import Batch as Batch
     from outdo.types import Completion as Completion
     from outdo.types import FinishReason as FinishReason
@@ -139,7 +141,7 @@ __version__ = "0.1.0"
 HOME = {  # public name: the module that defines it
     "AdaptiveBonus": "outdo.algorithms.adaptive",
     "AdaptiveCoefficient": "outdo.algorithms.adaptive",
-    "Agent": "outdo.rollouts.agents.agent",
+    "Agent": "outdo.extras.agents.agent",
     "Batch": "outdo.types",
     "BatchSizes": "outdo.models.scorer",
     "BuiltinEngine": "outdo.rollouts.engines.builtin.engine",
@@ -155,21 +157,21 @@ HOME = {  # public name: the module that defines it
     "Models": "outdo.models.bundle",
     "MultiprocessEngine": "outdo.rollouts.engines.builtin.multiprocess",
     "Objective": "outdo.algorithms.objectives.base",
-    "OnlineRewardModel": "outdo.rewards.online_model",
+    "OnlineRewardModel": "outdo.extras.reward_models.online_model",
     "OptimiserSettings": "outdo.models.optimiser",
     "OutdoError": "outdo.utils.errors",
     "Policy": "outdo.models.policy",
     "Prompt": "outdo.types",
     "Prompts": "outdo.data.prompts",
-    "Recorder": "outdo.observability.record.recorder",
+    "Recorder": "outdo.extras.record.recorder",
     "Request": "outdo.types",
     "Requires": "outdo.algorithms.requirements",
-    "RewardModel": "outdo.rewards.model",
-    "Dialogue": "outdo.rollouts.environments.dialogue",
-    "Player": "outdo.rollouts.environments.episode",
-    "Reply": "outdo.rollouts.environments.episode",
-    "Template": "outdo.rollouts.environments.template",
-    "ToolBox": "outdo.rollouts.environments.tools",
+    "RewardModel": "outdo.extras.reward_models.model",
+    "Dialogue": "outdo.extras.episodes.dialogue",
+    "Player": "outdo.extras.episodes.episode",
+    "Reply": "outdo.extras.episodes.episode",
+    "Template": "outdo.extras.episodes.template",
+    "ToolBox": "outdo.extras.episodes.tools",
     "Rollout": "outdo.types",
     "Sampled": "outdo.types",
     "SamplingParams": "outdo.rollouts.engines.sampling",
@@ -178,9 +180,9 @@ HOME = {  # public name: the module that defines it
     "Stream": "outdo.utils.rng",
     "Terms": "outdo.types",
     "TokenScores": "outdo.types",
-    "TokenValues": "outdo.observability.record.external",
+    "TokenValues": "outdo.extras.record.external",
     "Totals": "outdo.types",
-    "TrlRecord": "outdo.observability.record.trl",
+    "TrlRecord": "outdo.extras.record.trl",
     "Update": "outdo.types",
     "UserError": "outdo.utils.errors",
     "WorkerPool": "outdo.distributed.worker_pool",
@@ -230,7 +232,7 @@ HOME = {  # public name: the module that defines it
     "prime_rl": "outdo.algorithms.objectives.presets",
     "prime_rl_ipo": "outdo.algorithms.objectives.presets",
     "questions_from": "outdo.data.questions",
-    "record_step": "outdo.observability.record.external",
+    "record_step": "outdo.extras.record.external",
     "reinforce": "outdo.algorithms.objectives.presets",
     "reinforce_pp_baseline": "outdo.algorithms.advantages",
     "rejection": "outdo.algorithms.advantages",
@@ -239,8 +241,8 @@ HOME = {  # public name: the module that defines it
     "rloo_clip": "outdo.algorithms.objectives.presets",
     "sapo": "outdo.algorithms.objectives.presets",
     "sequence_logprobs": "outdo.models.logprobs",
-    "sft": "outdo.trainer.sft",
-    "show": "outdo.observability.notebook",
+    "sft": "outdo.extras.sft.sft",
+    "show": "outdo.extras.page.notebook",
     "sgd": "outdo.models.optimiser",
     "sign": "outdo.algorithms.advantages",
     "step_metrics": "outdo.observability.metrics",
@@ -262,6 +264,8 @@ __all__ = [*HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in HOME:
         raise AttributeError(f"module 'outdo' has no attribute {name!r}")
+    if missing := missing_extra(HOME[name], f"outdo.{name}"):
+        raise AttributeError(missing)
     value = globals()[name] = getattr(import_module(HOME[name]), name)
     return value
 

@@ -16,7 +16,7 @@ from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
 from outdo.algorithms.objectives.presets import grpo
 from outdo.algorithms.objectives.surrogates import Surrogate, log_likelihood, unclipped
-from outdo.observability.explain import table
+from outdo.extras.explain.explain import table
 from outdo.types import Batch, TokenScores
 
 VOCABULARY = 6

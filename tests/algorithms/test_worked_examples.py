@@ -22,8 +22,8 @@ from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo, grpo_clip, gspo
 from outdo.algorithms.objectives.surrogates import clip, unclipped
 from outdo.algorithms.objectives.weights import total
-from outdo.cli.explain import run_example
-from outdo.observability.explain import explain, table
+from outdo.extras.explain.command import run_example
+from outdo.extras.explain.explain import explain, table
 from outdo.types import TokenScores
 
 # -------------------------------------------------------------------------------------------------- the essay's tables

@@ -12,8 +12,8 @@ from command_cases import SMALL, Command, Done, outdo_process
 from stand_in_hub import Hub, stand_in_hub
 
 from outdo.cli.main import main
-from outdo.cli.quickstart import settings
-from outdo.cli.quickstart.command import TASKS
+from outdo.extras.quickstart import settings
+from outdo.extras.quickstart.command import TASKS
 from outdo.models.optimiser import OptimiserSettings
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 

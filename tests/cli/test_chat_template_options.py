@@ -8,7 +8,7 @@ from command_cases import SMALL
 from transformers import AutoTokenizer
 
 from outdo.config.file import dump, load
-from outdo.observability.record import parquet
+from outdo.extras.record import parquet
 
 TEMPLATE = (
     "{% set opening = '@' if enable_thinking is not defined or enable_thinking else '!' %}"

@@ -11,7 +11,7 @@ import pytest
 from doctor_cases import HEALTHY, jumping, steps
 from rich.console import Console
 
-from outdo.cli.doctor import run_doctor
+from outdo.extras.doctor.command import run_doctor
 from outdo.utils.errors import UserError
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import outdo
 from outdo.algorithms.objectives.divergences import k3
-from outdo.cli.quickstart.command import write_data
+from outdo.extras.quickstart.command import write_data
 from outdo.testing import tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from outdo.cli.plan import PlanArguments, run_plan
+from outdo.extras.plan.command import PlanArguments, run_plan
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_cases import Command
 
-from outdo.cli.quickstart import smollm2
+from outdo.extras.quickstart import smollm2
 from outdo.trainer.display import Display
 from outdo.utils.errors import ModelError
 

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from outdo.cli.quickstart.model import build
-from outdo.cli.quickstart.sums import Problem, demonstrations, held_out, problems, rows, working
+from outdo.extras.quickstart.model import build
+from outdo.extras.quickstart.sums import Problem, demonstrations, held_out, problems, rows, working
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.prompt_encoding import encode_prompt

@@ -7,11 +7,11 @@ import pytest
 import smollm2 as real_model
 from command_cases import Command
 
-from outdo.cli.quickstart import sentences
-from outdo.cli.quickstart.careless_reward import score as careless
-from outdo.cli.quickstart.command import write_data
-from outdo.cli.quickstart.sentence_reward import score
 from outdo.data.questions import questions_from
+from outdo.extras.quickstart import sentences
+from outdo.extras.quickstart.careless_reward import score as careless
+from outdo.extras.quickstart.command import write_data
+from outdo.extras.quickstart.sentence_reward import score
 from outdo.rewards import load_reward
 from outdo.rewards.types import RewardInput
 
@@ -110,8 +110,8 @@ def test_the_real_model_is_trained_by_one_command_that_ends_with_answers_and_wha
     if smollm2.is_relative_to(real_model.CACHE):
         monkeypatch.setenv("XDG_CACHE_HOME", str(real_model.CACHE))
     else:  # OUTDO_SMOLLM2
-        monkeypatch.setattr("outdo.cli.quickstart.smollm2.model_file", lambda _: smollm2)
-        monkeypatch.setattr("outdo.cli.quickstart.command.converted", lambda _: smollm2)
+        monkeypatch.setattr("outdo.extras.quickstart.smollm2.model_file", lambda _: smollm2)
+        monkeypatch.setattr("outdo.extras.quickstart.command.converted", lambda _: smollm2)
     monkeypatch.chdir(tmp_path)
     done = outdo("quickstart", *short)
     assert done.status == 0, done.error

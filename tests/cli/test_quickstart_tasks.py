@@ -7,12 +7,12 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from outdo.cli.quickstart import calculator, guessing, programs
-from outdo.cli.quickstart.command import TASKS, command
-from outdo.cli.quickstart.model import CHAT_TEMPLATE, END, small_tokenizer
+from outdo.extras.episodes.template import Template
+from outdo.extras.episodes.tools import ToolBox
+from outdo.extras.quickstart import calculator, guessing, programs
+from outdo.extras.quickstart.command import TASKS, command
+from outdo.extras.quickstart.model import CHAT_TEMPLATE, END, small_tokenizer
 from outdo.models.prompt_encoding import encode_prompt
-from outdo.rollouts.environments.template import Template
-from outdo.rollouts.environments.tools import ToolBox
 from outdo.types import Prompt
 
 RANDOM = 3

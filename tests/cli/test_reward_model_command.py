@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from outdo.cli.reward_model import hold_out
-from outdo.data.preferences import comparisons_from
+from outdo.extras.reward_models.command import hold_out
+from outdo.extras.reward_models.online_model import reward_model as load_reward_model
+from outdo.extras.reward_models.preferences import comparisons_from
 from outdo.rewards import RewardInput
 from outdo.rewards.comparisons import Comparison
-from outdo.rewards.online_model import reward_model as load_reward_model
 from outdo.utils.errors import UserError
 
 
@@ -131,7 +131,7 @@ def test_the_same_seed_writes_the_same_bits(trained, pairs, tmp_path):
 
 
 def test_all_mistakes_are_reported_at_once_before_a_model_is_loaded(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("outdo.cli.reward_model.RewardModel", None)
+    monkeypatch.setattr("outdo.extras.reward_models.command.RewardModel", None)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious").write_text("")
     rows = [

@@ -90,7 +90,7 @@ def test_sft_mixes_files_by_their_weights(outdo, model, tmp_path):
 
 
 def test_sft_reports_all_mistakes_at_once_before_the_model_is_loaded(outdo, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("outdo.cli.sft.Policy", None)
+    monkeypatch.setattr("outdo.extras.sft.command.Policy", None)
     data = rows_file(tmp_path / "chats.jsonl", [{"messages": CONVERSATION[:1]}])
     done = outdo("sft", tmp_path / "modle", "--data", data, "--data", "nowhere.jsonl", "--out", tmp_path)
     assert done.status == 2

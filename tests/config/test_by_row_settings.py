@@ -9,8 +9,8 @@ from outdo.config.fields import Piece
 from outdo.config.file import load
 from outdo.config.resume import source_files
 
-TOOLS = {"name": "tools", "functions": "outdo.cli.quickstart.calc:calc", "turns": 3}
-GAME = "outdo.cli.quickstart.guessing:Game"
+TOOLS = {"name": "tools", "functions": "outdo.extras.quickstart.calc:calc", "turns": 3}
+GAME = "outdo.extras.quickstart.guessing:Game"
 
 
 def by_row(**options: Any) -> Piece:
@@ -31,7 +31,10 @@ def test_rows_name_an_environment_or_none() -> None:
 @pytest.mark.parametrize(
     ("options", "mistake"),
     [
-        ({"environments": {"a": "outdo.cli.quickstart.guessing:Gme"}}, 'environments.a: "outdo.cli.quickstart.guess'),
+        (
+            {"environments": {"a": "outdo.extras.quickstart.guessing:Gme"}},
+            'environments.a: "outdo.extras.quickstart.guess',
+        ),
         ({"environments": {"a": {"name": "tols"}}}, 'environments.a: nothing is called "tols"; did you mean tools?'),
         ({"environments": {"a": {**TOOLS, "turns": 0}}}, "environments.a.turns: expected a whole number"),
         ({"environments": {"a": {**TOOLS, "turn": 2}}}, "environments.a.turn: unknown option; did you mean turns?"),

@@ -6,7 +6,7 @@ import pytest
 
 from outdo.config.file import load
 from outdo.config.rules import conflicts
-from outdo.data.preferences import comparisons_from
+from outdo.extras.reward_models.preferences import comparisons_from
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(EXAMPLES.glob("*.toml"))

@@ -3,7 +3,7 @@
 import pytest
 
 from outdo.data.files import read_rows
-from outdo.data.preferences import comparisons_from, describe_format, detect_kind
+from outdo.extras.reward_models.preferences import comparisons_from, describe_format, detect_kind
 from outdo.rewards.comparisons import Comparison
 from outdo.utils.errors import UserError
 

@@ -104,7 +104,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _loaded() -> list[str]:
-    return [name for name in sys.modules if name.startswith(("reasoning_gym", "outdo.rewards.reasoning_gym"))]
+    return [name for name in sys.modules if name.startswith(("reasoning_gym", "outdo.extras.gym.reward"))]
 
 
 def inputs(path: str, *completions: str) -> list[RewardInput]:
@@ -227,16 +227,16 @@ def test_a_curriculum_needs_a_reward_that_tells_what_is_right() -> None:
 def test_without_the_package_data_and_reward_say_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("reasoning_gym", "reasoning_gym.factory"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "outdo.rewards.reasoning_gym", raising=False)
+    monkeypatch.delitem(sys.modules, "outdo.extras.gym.reward", raising=False)
     with pytest.raises(UserError, match=r'pip install "outdo\[gym\]"'):
         read_rows("reasoning-gym:sums")
     with pytest.raises(UserError, match=r'pip install "outdo\[gym\]"'):
-        import_module("outdo.rewards.reasoning_gym")
+        import_module("outdo.extras.gym.reward")
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_the_task_scores_the_final_answer() -> None:
-    from outdo.rewards.reasoning_gym import reasoning_gym
+    from outdo.extras.gym.reward import reasoning_gym
 
     entry = json.loads(read_rows("reasoning-gym:sums?seed=3").values[1]["entry"])  # 3 + 6
     for completion, score in (

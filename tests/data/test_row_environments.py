@@ -8,8 +8,8 @@ from outdo.utils.errors import UserError
 
 BY_ROW = (
     'environment={name = "by_row", environments = {'
-    'calculator = {name = "tools", functions = "outdo.cli.quickstart.calc:calc"}, '
-    'game = "outdo.cli.quickstart.guessing:Game"}}'
+    'calculator = {name = "tools", functions = "outdo.extras.quickstart.calc:calc"}, '
+    'game = "outdo.extras.quickstart.guessing:Game"}}'
 )
 
 

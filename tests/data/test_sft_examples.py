@@ -2,7 +2,7 @@
 
 import pytest
 
-from outdo.data.sft_examples import SftExample, encode_examples, read_examples
+from outdo.extras.sft.sft_examples import SftExample, encode_examples, read_examples
 from outdo.testing import byte_bpe_tokenizer
 from outdo.utils.errors import UserError
 

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, expect
 from outdo import HOME
 from outdo.config.names import ADVANTAGES, OBJECTIVES
 from outdo.config.settings import leaves
-from outdo.observability.glossary import entries
+from outdo.extras.page.glossary import entries
 
 ROOT = Path(__file__).parents[2]
 EQUATION = '<div class="math">'

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo
-from outdo.cli.quickstart.model import build
+from outdo.extras.quickstart.model import build
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.bundle import Models
 from outdo.models.critic import own_model

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from outdo.cli.quickstart.model import ALPHABET, small_tokenizer
+from outdo.extras.quickstart.model import ALPHABET, small_tokenizer
 from outdo.models.token_text import TokenTexts
 from outdo.testing import byte_bpe_tokenizer
 

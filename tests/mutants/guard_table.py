@@ -1,4 +1,4 @@
-"""Read the table of guards: a file for each folder of `src/outdo`; `outdo.toml` is for the files beside the folders.
+"""Read the table of guards: a file for each folder of `src/outdo` and of `outdo.extras`, and `outdo.toml` for the rest.
 
 [name-of-the-guard]
 guards = "One sentence: what does not happen because of it."
@@ -43,7 +43,7 @@ def read_guards(tables: Path = TABLES) -> dict[str, Guard]:
     Raises `ValueError` if two guards have the same name.
     """
     guards: dict[str, Guard] = {}
-    for table in sorted(tables.glob("*.toml")):
+    for table in sorted(tables.rglob("*.toml")):
         for name, fields in tomllib.loads(table.read_text(encoding="utf-8")).items():
             if name in guards:
                 raise ValueError(f"{table.name}: there is another guard {name}")

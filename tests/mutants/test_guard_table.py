@@ -19,7 +19,10 @@ def source(guard: Guard) -> str:
 def test_there_are_guards_of_every_folder():
     assert len(GUARDS) >= 80
     folders = {path.name for path in (ROOT / "src/outdo").iterdir() if (path / "__init__.py").exists()}
-    assert folders - {"cli"} == {table.stem for table in TABLES.glob("*.toml")} - {"outdo"}
+    tables = {table.stem for table in TABLES.glob("*.toml")} - {"outdo"}
+    assert {"algorithms", "models", "rewards", "rollouts", "storage", "trainer"} <= tables <= folders
+    extras = {table.stem for table in (TABLES / "extras").glob("*.toml")}
+    assert extras <= {path.name for path in (ROOT / "src/outdo/extras").iterdir()}
 
 
 def test_the_code_of_each_guard_occurs_once_and_what_is_left_is_python():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from toys import rollout
 
+from outdo.extras.episodes.episode import COUNTS
 from outdo.observability.metrics import step_metrics
-from outdo.rollouts.environments.episode import COUNTS
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import Reward, RewardInput, Status, code, load_reward
-from outdo.rewards.code import last_program
-from outdo.rewards.code_formats import check_tests, parse_tests
-from outdo.rewards.code_tests import same_output
-from outdo.rewards.sandbox import Ending, Limits, Outcome, SandboxUnavailableError
-from outdo.rewards.sandbox.base import DEFAULT_LIMITS
-from outdo.rewards.sandbox.local import UnsafeLocal
+from outdo.extras.sandbox import Ending, Limits, Outcome, SandboxUnavailableError, code
+from outdo.extras.sandbox.base import DEFAULT_LIMITS
+from outdo.extras.sandbox.code import last_program
+from outdo.extras.sandbox.code_formats import check_tests, parse_tests
+from outdo.extras.sandbox.code_tests import same_output
+from outdo.extras.sandbox.local import UnsafeLocal
+from outdo.rewards import Reward, RewardInput, Status, load_reward
 from outdo.utils.errors import UserError
 
 Sample = Callable[..., RewardInput]

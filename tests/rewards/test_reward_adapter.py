@@ -9,6 +9,8 @@ from peft import LoraConfig, PeftModel
 from policy_cases import WithoutBackward, frozen_numbers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from outdo.extras.reward_models.model import RewardModel, fit
+from outdo.extras.reward_models.online_model import OnlineRewardModel, reward_model
 from outdo.models.adapter import adapter_config, attach, trained_weights, with_head
 from outdo.models.base_weights import Weights
 from outdo.models.inspect_folder import inspect_folder
@@ -18,8 +20,6 @@ from outdo.models.policy import Policy
 from outdo.rewards import InProcessReward
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.context import RewardContext
-from outdo.rewards.model import RewardModel, fit
-from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.storage.checkpoint import weights_hash
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import tiny_model

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from outdo.extras.reward_models.model import RewardModel, fit, shuffled_epochs
+from outdo.extras.reward_models.online_model import OnlineRewardModel, reward_model
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards import InProcessReward, RewardInput, Status
 from outdo.rewards.comparisons import Comparison, Ranking, comparison_loss, comparisons_of, pairs_of, ranking_of
 from outdo.rewards.context import RewardContext
-from outdo.rewards.model import RewardModel, fit, shuffled_epochs
-from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.storage.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
@@ -384,7 +384,7 @@ def test_replayed_comparisons_are_older_and_differ_between_refreshes(saved, monk
         trained.append([each.prompt for each in comparisons])
         return fit(model, comparisons, **settings)
 
-    monkeypatch.setattr("outdo.rewards.online_model.fit", recording_fit)
+    monkeypatch.setattr("outdo.extras.reward_models.online_model.fit", recording_fit)
     reward = online_model(saved, replay=0.5, steps=1, every=1)
     for number in range(6):
         reward.after_step(number, step_of(number))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from episode_cases import dialogue, question
 
+from outdo.extras.episodes.dialogue import Dialogue
+from outdo.extras.episodes.episode import Reply
 from outdo.rewards import load_reward
 from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
 from outdo.rollouts.environments.by_row import ByRow
-from outdo.rollouts.environments.dialogue import Dialogue
-from outdo.rollouts.environments.episode import Reply
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
 from outdo.types import Batch, Group, Prompt, Request

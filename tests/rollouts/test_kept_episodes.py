@@ -13,14 +13,14 @@ import torch
 from engine_cases import begun, fresh, next_turn, shared
 from episode_cases import TEMPLATE, dialogue, question, tool_tokenizer
 
+from outdo.extras.episodes.dialogue import Dialogue
+from outdo.extras.episodes.episode import Reply
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
-from outdo.rollouts.engines.base import end_episodes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.episode_cache import EpisodeCache
+from outdo.rollouts.engines.capabilities import end_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.environments.dialogue import Dialogue
-from outdo.rollouts.environments.episode import Reply
 from outdo.testing import ARCHITECTURES, tiny_model
 from outdo.types import Batch, Completion, Group, Request
 
@@ -260,7 +260,7 @@ def test_a_tool_that_is_slower_by_ten_rounds_does_not_slow_63_other_episodes(mon
                 released.set()
             return completions
 
-    monkeypatch.setattr("outdo.rollouts.environments.dialogue.wait", wait_for_all_but_the_late)
+    monkeypatch.setattr("outdo.extras.episodes.dialogue.wait", wait_for_all_but_the_late)
     policy, environment = talk(turns=12, turn_tokens=3)
     found, sizes = list[Any](), list[list[int]]()
     for slow in (False, True):

@@ -4,11 +4,11 @@ import pytest
 
 from outdo.data.prompts import tokenise
 from outdo.data.questions import Question
+from outdo.extras.agents.agent import Agent
+from outdo.extras.episodes.dialogue import Dialogue
+from outdo.extras.reward_models.online_model import OnlineRewardModel
 from outdo.rewards import WeightedSum, load_reward
-from outdo.rewards.online_model import OnlineRewardModel
-from outdo.rollouts.agents.agent import Agent
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.environments.dialogue import Dialogue
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine, byte_bpe_tokenizer
 from outdo.utils.errors import UserError

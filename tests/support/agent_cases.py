@@ -8,9 +8,9 @@ import openai
 from episode_cases import add, question, tool_tokenizer
 from transformers.utils import get_json_schema
 
-from outdo.rollouts.agents.agent import Agent
+from outdo.extras.agents.agent import Agent
+from outdo.extras.episodes.template import Template
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.environments.template import Template
 from outdo.testing import END, ScriptedEngine
 from outdo.types import Prompt, Rollout
 

@@ -11,11 +11,11 @@ from divided_cases import assert_equal, dividing, peak_memory, saved_model
 from safetensors.torch import load_file, save_file
 
 from outdo.distributed.replicas import Replicas
+from outdo.extras.reward_models.model import RewardModel
+from outdo.extras.reward_models.online_model import OnlineRewardModel, reward_model
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.context import RewardContext
-from outdo.rewards.model import RewardModel
-from outdo.rewards.online_model import OnlineRewardModel, reward_model
 from outdo.rewards.types import RewardInput
 from outdo.storage.state_file import pack, unpack
 from outdo.types import Group, Prompt

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outdo.observability.doctor import RULES, Finding, diagnose
-from outdo.observability.doctor.series import RunMetrics
+from outdo.extras.doctor import RULES, Finding, diagnose
+from outdo.extras.doctor.series import RunMetrics
 from outdo.storage.run_folder import read_metrics
 
 HEALTHY = read_metrics(Path(__file__).parents[1] / "observability/quickstart_metrics.jsonl")

@@ -7,10 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from outdo.rollouts.environments.dialogue import Dialogue
-from outdo.rollouts.environments.episode import Player
-from outdo.rollouts.environments.template import Template
-from outdo.rollouts.environments.tools import ToolBox
+from outdo.extras.episodes.dialogue import Dialogue
+from outdo.extras.episodes.episode import Player
+from outdo.extras.episodes.template import Template
+from outdo.extras.episodes.tools import ToolBox
 from outdo.testing import END, byte_bpe_tokenizer
 from outdo.types import Prompt
 

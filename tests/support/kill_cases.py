@@ -13,7 +13,7 @@ from typing import Any
 
 from run_cases import Command, saved, steps_done, timeless, wait_until, weights
 
-from outdo.observability.record.parquet import read, recorded_steps
+from outdo.extras.record.parquet import read, recorded_steps
 from outdo.storage.checkpoint import STATE
 
 

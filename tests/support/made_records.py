@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outdo.extras.record.tokens import CLIP, TokenRecord
 from outdo.models.token_text import TokenTexts
-from outdo.observability.record.tokens import CLIP, TokenRecord
 from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step
 

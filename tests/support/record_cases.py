@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.config.names import OBJECTIVES
-from outdo.observability.record.bounds import policy_push
+from outdo.extras.record.bounds import policy_push
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, Update
 
 

@@ -21,8 +21,9 @@ from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.extras.vllm.weights import merged_weights, write_weights
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicySnapshot, PolicyView, metrics_of, notes_of
+from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.capabilities import metrics_of, notes_of
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.engines import open_engine
 from outdo.types import Completion

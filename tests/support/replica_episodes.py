@@ -14,6 +14,9 @@ from replica_cases import divided, shared
 from outdo.algorithms.advantages.turns import turn_to_go
 from outdo.algorithms.objectives.presets import grpo
 from outdo.distributed.replicas import Replicas
+from outdo.extras.episodes.conversation import TOKENS_READ
+from outdo.extras.episodes.dialogue import Dialogue
+from outdo.extras.episodes.episode import Reply
 from outdo.extras.remote_engines.on_first import EngineOnFirst
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
@@ -28,9 +31,6 @@ from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
-from outdo.rollouts.environments.conversation import TOKENS_READ
-from outdo.rollouts.environments.dialogue import Dialogue
-from outdo.rollouts.environments.episode import Reply
 from outdo.types import Group, Prompt, Step
 from outdo.utils.errors import RewardError, WorkerError
 

@@ -15,7 +15,7 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
-from outdo.observability.record import parquet
+from outdo.extras.record import parquet
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.2
 PASSES = 4

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from outdo.rewards.sandbox import Limits, Outcome, open_sandbox
+from outdo.extras.sandbox import Limits, Outcome, open_sandbox
 
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from outdo.cli.quickstart.smollm2 import model_file
+from outdo.extras.quickstart.smollm2 import model_file
 from outdo.models.gguf_folder import converted
 from outdo.trainer.display import Display
 from outdo.utils.errors import ModelError

@@ -21,7 +21,9 @@ from outdo.algorithms.objectives.presets import grpo, likelihood
 from outdo.config.names import OBJECTIVES
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question
-from outdo.data.sft_examples import SftTokens
+from outdo.extras.reward_models.model import RewardModel
+from outdo.extras.sft.sft import supervised
+from outdo.extras.sft.sft_examples import SftTokens
 from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.critic import own_model
@@ -30,13 +32,11 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.in_process import InProcessReward
-from outdo.rewards.model import RewardModel
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import byte_bpe_tokenizer, tiny_model
-from outdo.trainer.sft import supervised
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.imports import resolve
 

@@ -9,7 +9,7 @@ from kill_cases import assert_same, killed_and_resumed
 from run_cases import cold, metrics, outdo_, write_home, write_rows
 from test_replicated_runs import finished, tokens
 
-from outdo.observability.record.parquet import read
+from outdo.extras.record.parquet import read
 
 AGENT = """
 import asyncio

@@ -10,7 +10,7 @@ from ahead_cases import ACROSS, COPYING, sampled_by, write_ahead
 from kill_cases import assert_same, killed_and_resumed
 from run_cases import Command, metrics, outdo_, saved, timeless, wait_until, weights
 
-from outdo.observability.record.parquet import read
+from outdo.extras.record.parquet import read
 
 LAG = 2
 STEPS = 8

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from run_cases import cold, family, metrics, outdo_, steps_done, timeless, wait_until, write_home
 from test_replicated_runs import finished, second_of, tokens, weights
 
-from outdo.observability.record.parquet import read
+from outdo.extras.record.parquet import read
 
 GAME = '''
 import helper

@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from outdo.cli.quickstart.model import build
+from outdo.extras.quickstart.model import build
 from outdo.models.adapter import trained_weights
 from outdo.models.policy import Policy
 from outdo.trainer.export import export_merged

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from outdo.cli import adapter_option, track
-from outdo.cli.explain import named_objective
+from outdo.cli import adapter_option
 from outdo.config.file import load
 from outdo.config.messages import to_toml
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.rules import refusals
+from outdo.extras.explain.command import named_objective
+from outdo.extras.trackers import command as track
 from outdo.rewards import load_reward
 from outdo.trainer.engines import named_engine
 from outdo.trainer.environment import tools_of

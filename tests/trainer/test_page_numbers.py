@@ -13,8 +13,8 @@ import torch
 from run_cases import outdo_
 from transformers import AutoModelForCausalLM
 
-from outdo.observability.page.encode import unpack
-from outdo.observability.record.parquet import read
+from outdo.extras.page.encode import unpack
+from outdo.extras.record.parquet import read
 from outdo.testing import tiny_model
 
 STEP, TOKENS, BETA, TEMPERATURE = 3, 200, 0.1, 0.8

@@ -17,14 +17,14 @@ from pretended_cuda import OnCuda, move, pretended_cuda
 
 from outdo.algorithms.advantages import gae, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo, ppo
+from outdo.extras.record.parquet import make_folder
+from outdo.extras.record.recorder import Recorder
 from outdo.loop import in_turn, train
 from outdo.models.adapter import adapter_config, attach
 from outdo.models.bundle import Models
 from outdo.models.critic import own_head, own_model
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.observability.record.parquet import make_folder
-from outdo.observability.record.recorder import Recorder
 from outdo.rewards import InProcessReward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.limits import HOST_READS_EVERY

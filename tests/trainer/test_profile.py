@@ -8,8 +8,8 @@ import threading
 import pytest
 from run_cases import metrics, outdo_
 
-from outdo.observability.record.background_writer import BackgroundWriter
-from outdo.trainer.profiling import time_table
+from outdo.extras.doctor.profiling import time_table
+from outdo.extras.record.background_writer import BackgroundWriter
 from outdo.utils.errors import RunFolderError
 
 ALWAYS = {"sample", "reward", "forward", "backward", "optimiser", "record", "idle"}

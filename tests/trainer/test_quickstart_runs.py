@@ -13,8 +13,8 @@ import pytest
 from kill_cases import assert_same, killed_and_resumed, newest
 from run_cases import Command, metrics, outdo_, steps_done, wait_until
 
-from outdo.cli.quickstart import calculator, guessing, programs, settings
-from outdo.cli.quickstart.command import TASKS, home_of, run_quickstart
+from outdo.extras.quickstart import calculator, guessing, programs, settings
+from outdo.extras.quickstart.command import TASKS, home_of, run_quickstart
 from outdo.models.optimiser import OptimiserSettings
 from outdo.trainer.display import Display
 
@@ -25,7 +25,7 @@ HELD = '''
 import threading
 from pathlib import Path
 
-from outdo.cli.quickstart import guessing
+from outdo.extras.quickstart import guessing
 
 
 class Game(guessing.Game):
@@ -43,7 +43,7 @@ class Game(guessing.Game):
 SERVER = """
 from mcp.server import MCPServer
 
-from outdo.cli.quickstart.calc import calc
+from outdo.extras.quickstart.calc import calc
 
 server = MCPServer("calculator", log_level="CRITICAL")
 server.add_tool(calc)

@@ -14,9 +14,9 @@ from run_cases import alive, command_line, family, wait_until
 
 from outdo.extras.ray import cluster
 from outdo.extras.ray.cluster import connected
+from outdo.extras.ray.rewards import RayReward, RewardActor
 from outdo.rewards import RewardInput, Status, WeightedSum, load_reward
 from outdo.rewards.types import DEADLINE, RewardOutput
-from outdo.trainer.ray_rewards import RayReward, RewardActor
 from outdo.utils.errors import EngineError, RewardError, UserError, WorkerError
 
 if find_spec("ray") is None:
@@ -155,7 +155,7 @@ def test_an_actor_that_is_stopped_is_replaced(placed: RayReward, monkeypatch, ca
 
 
 def test_a_stopped_actor_does_not_hold_up_a_step_whose_time_is_over(placed: RayReward, monkeypatch):
-    monkeypatch.setattr("outdo.trainer.ray_rewards.GRACE", 0.2)
+    monkeypatch.setattr("outdo.extras.ray.rewards.GRACE", 0.2)
     monkeypatch.setattr(cluster, "SILENCE", 600.0)
     placed(inputs("4"))
     started = [*actors(), *workers()]

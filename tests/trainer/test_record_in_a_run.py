@@ -10,7 +10,7 @@ from kill_cases import assert_same
 from run_cases import MAY_MOUNT, metrics, outdo_, saved, write_rows
 from small_disk import full_and_then_free
 
-from outdo.observability.record.parquet import recorded_steps
+from outdo.extras.record.parquet import recorded_steps
 
 NOISE = 1e-5
 """nats; a smaller change of a log-probability is none"""

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from test_workers import ended
 
 from outdo.config.names import OBJECTIVES
-from outdo.observability.record.parquet import read
+from outdo.extras.record.parquet import read
 
 STEPS = 20
 USUAL = (f"steps={STEPS}", "eval.every=10", "workers=1", "checkpoint.every=20", "optim.lr=1e-4", ENDING)

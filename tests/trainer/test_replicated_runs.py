@@ -27,7 +27,7 @@ from run_cases import (
 from safetensors.torch import load_file
 from test_workers import ended
 
-from outdo.observability.record.parquet import read
+from outdo.extras.record.parquet import read
 from outdo.storage.checkpoint import weights_hash
 
 STEPS = 12

@@ -10,7 +10,7 @@ from run_cases import metrics, outdo_, saved, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outdo.config.file import load
-from outdo.observability.record import parquet
+from outdo.extras.record import parquet
 from outdo.storage import checkpoint, held_out_answers
 
 ONCE_RIGHT = '''

@@ -11,10 +11,10 @@ from outdo.config.environments import environment_mistakes
 from outdo.config.file import load
 from outdo.config.recipe import Piece
 from outdo.config.resume import source_files
-from outdo.config.tools import tools_in
+from outdo.extras.episodes.tools import ToolBox
 from outdo.extras.tools.environment import TOOLS
-from outdo.rollouts.environments.tools import ToolBox
-from outdo.trainer.tools import load_tools
+from outdo.extras.tools.loading import load_tools
+from outdo.extras.tools.settings import tools_in
 from outdo.utils.errors import UserError
 
 DOCUMENTS = [
@@ -124,7 +124,7 @@ def test_a_resume_compares_the_files_of_tools(folder: Path, tool: str, file: str
 
 def test_mcp_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    monkeypatch.delitem(sys.modules, "outdo.rollouts.environments.mcp_server", raising=False)
+    monkeypatch.delitem(sys.modules, "outdo.extras.tools.mcp_server", raising=False)
     with pytest.raises(UserError, match=r"the tools of an MCP server need mcp: pip install 'outdo\[mcp\]'"):
         box({"name": "mcp", "command": ["python"]})
 

@@ -27,7 +27,7 @@ class CommandRow(NamedTuple):
 COMMANDS: Mapping[str, CommandRow] = {
     "quickstart": CommandRow(
         "Train a model by GRPO, and show what it answers before and after: a first run, without a recipe of yours.",
-        "outdo.cli.quickstart.command:command",
+        "outdo.extras.quickstart.command:command",
         loads_torch=True,
     ),
     "check": CommandRow(
@@ -35,12 +35,12 @@ COMMANDS: Mapping[str, CommandRow] = {
     ),
     "convert": CommandRow(
         "Write the recipe for a configuration of TRL, verl or OpenRLHF; a script is read and never run.",
-        "outdo.cli.convert:command",
+        "outdo.extras.convert.command:command",
         foreign_options=True,
     ),
     "plan": CommandRow(
         "Plan a run on 1 to 10,000 GPUs: memory, seconds, cost, the best split, and what binds.",
-        "outdo.cli.plan:command",
+        "outdo.extras.plan.command:command",
     ),
     "train": CommandRow(
         "Train by a recipe: outdo train recipe.toml model=DIR data.path=FILE.jsonl rewards=my_reward.py:score",
@@ -53,14 +53,14 @@ COMMANDS: Mapping[str, CommandRow] = {
     ),
     "sft": CommandRow(
         "Fine-tune a model on given answers (supervised fine-tuning).",
-        "outdo.cli.sft:command",
-        resume="outdo.cli.sft:resume_sft",
+        "outdo.extras.sft.command:command",
+        resume="outdo.extras.sft.command:resume_sft",
         loads_torch=True,
     ),
     "reward-model": CommandRow(
         "Train a reward model on preferences or on rated answers.",
-        "outdo.cli.reward_model:command",
-        resume="outdo.cli.reward_model:resume_reward_model",
+        "outdo.extras.reward_models.command:command",
+        resume="outdo.extras.reward_models.command:resume_reward_model",
         loads_torch=True,
     ),
     "eval": CommandRow(
@@ -76,7 +76,7 @@ COMMANDS: Mapping[str, CommandRow] = {
     ),
     "explain": CommandRow(
         "Show what an objective does to one token: its gradient, its bounds, and where it stops.",
-        "outdo.cli.explain:command",
+        "outdo.extras.explain.command:command",
         loads_torch=True,
     ),
     "config": CommandRow("Print a commented recipe with every default.", "outdo.cli.config:command"),
@@ -88,31 +88,34 @@ COMMANDS: Mapping[str, CommandRow] = {
     ),
     "cluster check": CommandRow(
         "Check the processes and machines of a run, without loading the model; also started by torchrun.",
-        "outdo.cli.cluster:command",
+        "outdo.extras.ray.command:command",
     ),
     "env try": CommandRow(
         "Play one episode of the recipe's environment, and show its tokens: which are trained, and which are read.",
-        "outdo.cli.env:command",
+        "outdo.extras.episodes.command:command",
         loads_torch=True,
     ),
     "inspect": CommandRow(
         "Show what was trained: every token, and whether its probability moved as intended.",
-        "outdo.cli.inspect:command",
+        "outdo.extras.page.command:command",
     ),
     "runs": CommandRow("List runs: state, step, latest accuracy or reward, size, age.", "outdo.cli.runs:command"),
     "compare": CommandRow(
-        "Compare runs: the settings in which they differ, and their last metrics.", "outdo.cli.compare:command"
+        "Compare runs: the settings in which they differ, and their last metrics.",
+        "outdo.extras.page.compare_command:command",
     ),
     "doctor": CommandRow(
         "Diagnose runs: what went well, what did not, why, and what to do. Or the installed packages.",
-        "outdo.cli.doctor:command",
+        "outdo.extras.doctor.command:command",
     ),
-    "track": CommandRow("Send a run that has ended to a tracker, as a new run there.", "outdo.cli.track:command"),
+    "track": CommandRow(
+        "Send a run that has ended to a tracker, as a new run there.", "outdo.extras.trackers.command:command"
+    ),
     "glossary": CommandRow(
         "Explain a metric: what it means, which values are healthy, and what to do otherwise.",
-        "outdo.cli.glossary:command",
+        "outdo.extras.page.glossary_command:command",
     ),
-    "plot": CommandRow("Draw the curves of a run.", "outdo.cli.plot:command"),
+    "plot": CommandRow("Draw the curves of a run.", "outdo.extras.page.plot_command:command"),
 }
 """The commands by what is typed, in the order of `outdo --help`. The first of two words is a group's."""
 

@@ -211,7 +211,7 @@ QUANTISED = ("int8", "nf4")
 """Kinds of frozen `weights` whose layers have 8 or 4 bits a weight."""
 
 REWARDS = BUILTIN
-PLACES = {"ray": "outdo.trainer.ray_rewards:RayReward"}
+PLACES = {"ray": "outdo.extras.ray.rewards:RayReward"}
 """Where the worker processes of a reward may run, other than on this machine."""
 
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit", "sgd", "polyak")}
@@ -230,16 +230,16 @@ REASONING_GYM = "reasoning-gym:"
 
 DATA_SET, STREAMED_PARQUET = "data set", "streamed Parquet"
 RECORDS = {
-    REASONING_GYM: "outdo.data.reasoning_gym:records",
-    DATA_SET: "outdo.data.hub:records",
-    STREAMED_PARQUET: "outdo.data.hub:parquet_records",
+    REASONING_GYM: "outdo.extras.gym.questions:records",
+    DATA_SET: "outdo.extras.hub.data_sets:records",
+    STREAMED_PARQUET: "outdo.extras.hub.data_sets:parquet_records",
 }
 """What reads data that is in no plain file: called with the path and the commits of the run, it returns `Records`."""
 
-CURRICULA = {REASONING_GYM: "outdo.data.reasoning_gym:levels"}
+CURRICULA = {REASONING_GYM: "outdo.extras.gym.questions:levels"}
 """What returns the levels of a task, called with its path."""
 
-UPLOADS = {"hub": "outdo.storage.hub:push"}
+UPLOADS = {"hub": "outdo.extras.hub.upload:push"}
 """Where an exported model can be uploaded."""
 
 ENVIRONMENT_REWARD = "environment"
@@ -307,18 +307,18 @@ CLIENTS = ("wandb", "tensorboard", "trackio", "mlflow")
 """Trackers whose client is an optional dependency, the module and the extra of the same name."""
 
 TRACKERS = {
-    **{name: f"outdo.observability.trackers.{name}:{name}" for name in CLIENTS},
-    "on_end": "outdo.observability.trackers.hooks:on_end",
+    **{name: f"outdo.extras.trackers.{name}:{name}" for name in CLIENTS},
+    "on_end": "outdo.extras.trackers.hooks:on_end",
 }
 
-CHECKS = {"track": "outdo.config.trackers:tracker_mistakes"}
+CHECKS = {"track": "outdo.extras.trackers.check:tracker_mistakes"}
 """What yields the mistakes in the value of a setting that an extra reads, by the setting."""
 
 WATCHERS = {
-    "track": "outdo.trainer.tracking:tracking",
-    "page": "outdo.trainer.page:page",
-    "record": "outdo.trainer.recording:recording",
-    "profile": "outdo.trainer.profiling:profiling",
+    "track": "outdo.extras.trackers.watcher:tracking",
+    "page": "outdo.extras.page.watcher:page",
+    "record": "outdo.extras.record.recording:recording",
+    "profile": "outdo.extras.doctor.profiling:profiling",
 }
 """What watches the steps of a run, by what asks for it: a setting, `--profile`, or for record and page nothing at all.
 The first one is closed last: trackers send the page."""

@@ -25,20 +25,20 @@ BUILTIN = {
     "last_number": "outdo.rewards.last_number:last_number",
     "math": "outdo.rewards.math:math",
     "multiple_choice": "outdo.rewards.multiple_choice:multiple_choice",
-    "code": "outdo.rewards.code:code",
+    "code": "outdo.extras.sandbox.code:code",
     "format": "outdo.rewards.format:format",
-    "reasoning_gym": "outdo.rewards.reasoning_gym:reasoning_gym",
+    "reasoning_gym": "outdo.extras.gym.reward:reasoning_gym",
     "overlong": "outdo.rewards.overlong:overlong",
-    "judge": "outdo.rewards.judge.reward:judge",
+    "judge": "outdo.extras.judge.reward:judge",
     "environment": "outdo.rewards.environment:environment",
-    REWARD_MODEL: "outdo.rewards.online_model:reward_model",
+    REWARD_MODEL: "outdo.extras.reward_models.online_model:reward_model",
 }
 """The rewards that have a name, and where they are defined: the parameters there are their options."""
 
 OPENED_BY = {
-    "code": "outdo.rewards.code:open_code",
-    "judge": "outdo.rewards.judge.reward:judge",
-    REWARD_MODEL: "outdo.rewards.online_model:reward_model",
+    "code": "outdo.extras.sandbox.code:open_code",
+    "judge": "outdo.extras.judge.reward:judge",
+    REWARD_MODEL: "outdo.extras.reward_models.online_model:reward_model",
 }
 """The code that opens a built-in reward which is more than a function of a completion: it is called with a
 `RewardContext` and the options, and returns the `Reward`."""

@@ -125,7 +125,7 @@ MATCHERS: Mapping[str, Matcher | str] = {
     "exact": Matcher(read=final_text, check_reference=reference_text),
     "last_number": Matcher(read=_read_number, check_reference=reference_number),
     "math": Matcher(read=_read_expression, check_reference=reference_text, by_value=True),
-    "code": "outdo.rewards.code:MATCHER",
+    "code": "outdo.extras.sandbox.code:MATCHER",
     "multiple_choice": Matcher(read=final_letter, check_reference=reference_letter),
 }
 """The matchers by their names in `outdo.rewards.BUILTIN`, or where they are, of rewards that can be left out."""

@@ -1,4 +1,4 @@
-"""What answers read of their questions (`outdo.observability.reading`): one JSON object for each measured question.
+"""What answers read of their questions (`outdo.extras.record.reading`): one JSON object for each measured question.
 
 `reads/training_000010.jsonl` is about answers of step 10, before its update, and `reads/held_out_000020.jsonl` about
 answers to held-out questions after step 20, where 0 is before the first step.

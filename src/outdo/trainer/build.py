@@ -34,8 +34,9 @@ from outdo.models.scorer import BatchSizes, Division, ScoringPool, division_of, 
 from outdo.rewards import WeightedSum
 from outdo.rewards.once import asked_together, is_divided
 from outdo.rewards.types import Reward
-from outdo.rollouts.engines.base import Engine, notes_of
+from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.probe import choice_of
+from outdo.rollouts.engines.capabilities import notes_of
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling

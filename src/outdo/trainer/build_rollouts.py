@@ -5,7 +5,8 @@ from outdo.config.names import ASYNCHRONOUS, PARTIAL_ROLLOUTS, POLICY_ON_FIRST
 from outdo.config.recipe import Recipe
 from outdo.data.prompts import Prompts
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import Engine, PolicyOnFirst
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.capabilities import PolicyOnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import InTurn, RunRollouts

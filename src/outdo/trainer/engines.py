@@ -8,9 +8,10 @@ from outdo.config.names import BUILTIN_ENGINE, REMOTE_DEVICES, REMOTE_ENGINE, RE
 from outdo.config.recipe import Piece, Recipe
 from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import Engine, PolicyOnFirst
+from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.probe import choice_of
+from outdo.rollouts.engines.capabilities import PolicyOnFirst
 from outdo.trainer.progress_bar import Count
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra

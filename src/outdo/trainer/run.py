@@ -18,7 +18,7 @@ from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import MISMATCH
 from outdo.observability.metrics import step_metrics
 from outdo.observability.mismatch import correction_metrics
-from outdo.rollouts.engines.base import metrics_of
+from outdo.rollouts.engines.capabilities import metrics_of
 from outdo.storage.atomic import write_json_atomically
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run

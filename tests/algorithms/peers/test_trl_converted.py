@@ -8,9 +8,9 @@ import pytest
 import torch
 from trl_cases import LONGEST, SIZE, Outcome, inputs_of, loss_of, made_up, outdo, trainer_options
 
-from outdo.config.convert.conversion import written_recipe
-from outdo.config.convert.trl import convert_trl
 from outdo.config.file import load
+from outdo.extras.convert.conversion import written_recipe
+from outdo.extras.convert.trl import convert_trl
 from outdo.trainer.build_method import advantage_of, objective_of
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

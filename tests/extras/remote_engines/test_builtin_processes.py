@@ -17,8 +17,9 @@ from outdo.extras.remote_engines.proof import fixed_sequences
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicySnapshot, metrics_of
+from outdo.rollouts.engines.base import PolicySnapshot
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.capabilities import metrics_of
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import tiny_model
 from outdo.trainer.engines import device_mistakes, open_engine

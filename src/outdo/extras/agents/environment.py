@@ -8,11 +8,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outdo.config.recipe import Piece
+from outdo.extras.agents.agent import Agent
 from outdo.extras.agents.check import LIMITS, code_of, own_options
 from outdo.extras.episodes.environment import chat_template
 from outdo.models.policy import Policy
 from outdo.rewards.types import Reward
-from outdo.rollouts.agents.agent import Agent
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 

@@ -7,14 +7,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outdo.config.recipe import Piece
+from outdo.extras.episodes.adapt import episode_maker
 from outdo.extras.episodes.check import LIMITS
+from outdo.extras.episodes.dialogue import Dialogue
+from outdo.extras.episodes.episode import Player
+from outdo.extras.episodes.template import Template
+from outdo.extras.episodes.tools import ToolBox
 from outdo.models.policy import Policy
 from outdo.rewards.types import Reward
-from outdo.rollouts.environments.adapt import episode_maker
-from outdo.rollouts.environments.dialogue import Dialogue
-from outdo.rollouts.environments.episode import Player
-from outdo.rollouts.environments.template import Template
-from outdo.rollouts.environments.tools import ToolBox
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.imports import resolve
 

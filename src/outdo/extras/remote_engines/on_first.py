@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from outdo.extras.remote_engines.remote import RestartableEngine
-from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView, notes_of
+from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
+from outdo.rollouts.engines.capabilities import notes_of
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError

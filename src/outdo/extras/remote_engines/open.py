@@ -11,8 +11,9 @@ from outdo.extras.remote_engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Boun
 from outdo.extras.remote_engines.remote import RemoteEngine, RestartableEngine
 from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicyOnFirst, PolicyView
+from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.probe import TOLERANCE
+from outdo.rollouts.engines.capabilities import PolicyOnFirst
 from outdo.utils.extras import load_extra
 from outdo.utils.imports import resolve
 from outdo.utils.world import World

@@ -6,8 +6,9 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from outdo.extras.remote_engines.proof import Proof
-from outdo.rollouts.engines.base import DividesEpisodes, Engine, PolicyView, end_episodes, notes_of
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
+from outdo.rollouts.engines.capabilities import DividesEpisodes, end_episodes, notes_of
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineLostError

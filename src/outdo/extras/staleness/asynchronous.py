@@ -22,7 +22,8 @@ from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import staleness
 from outdo.models.adapter import trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicyOnFirst, PolicySnapshot, PolicyView
+from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.capabilities import PolicyOnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import (

@@ -20,7 +20,8 @@ from outdo.extras.staleness.continued_answers import AnsweredEngine, continue_an
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import token_versions
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicyOnFirst, PolicyView
+from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.capabilities import PolicyOnFirst
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from outdo.config.names import TOOLS
 from outdo.config.recipe import Piece
-from outdo.config.tools import tool_files, tools_mistakes
 from outdo.extras.episodes.check import LIMITS
+from outdo.extras.tools.settings import tool_files, tools_mistakes
 from outdo.utils.options import ANYTHING, option_mistakes
 
 

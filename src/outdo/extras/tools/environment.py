@@ -1,11 +1,11 @@
 """Open the environment `tools`: episodes in which the policy calls functions, and nobody answers its other turns."""
 
 from outdo.config.recipe import Piece
-from outdo.config.tools import tools_in
 from outdo.extras.episodes.environment import EpisodeKind, Episodes, limits_of, timeout_of
-from outdo.rollouts.environments.episode import Player
-from outdo.rollouts.environments.tools import ToolBox
-from outdo.trainer.tools import load_tools, tool_notes
+from outdo.extras.episodes.episode import Player
+from outdo.extras.episodes.tools import ToolBox
+from outdo.extras.tools.loading import load_tools, tool_notes
+from outdo.extras.tools.settings import tools_in
 
 
 def load_episodes(piece: Piece) -> Episodes:

@@ -1,0 +1,216 @@
+"""Convert the flags of OpenRLHF's `train_ppo_ray` into the settings of a recipe."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from outdo.extras.convert.conversion import Conversion, Given, Rule, finish, piece, put_evaluation, table_of
+
+ADVANTAGES = {
+    "reinforce": "reinforce_pp",
+    "rloo": "leave_one_out",
+    "reinforce_baseline": "reinforce_pp_baseline",
+    "group_norm": "group_standardised",
+    "dr_grpo": "group_centred",
+}
+AFTER_BASELINE = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+"""The values of `advantage_estimator` with which OpenRLHF subtracts the KL from tokens, after the baseline."""
+
+
+def convert_openrlhf(
+    written: Mapping[str, Any], *, remarks: tuple[str, ...] = (), rows: int | None = None
+) -> Conversion:
+    """Return the recipe for flags of OpenRLHF, by their names. `rows` is the number of training questions."""
+    table = table_of("openrlhf")
+    c = Conversion(library="OpenRLHF", given=Given(written, table["defaults"]), remarks=list(remarks))
+    if not c.check_types(table["numbers"].split()):
+        return c
+    c.settings["train.compat"] = "openrlhf"
+    _batch(c, rows)
+    for rule in RULES:
+        rule(c)
+    finish(c, {*table["defaults"], *table["others"].split()})
+    return c
+
+
+def _batch(c: Conversion, rows: int | None) -> None:
+    given = c.given
+    prompts, group = given["rollout_batch_size"], given["n_samples_per_prompt"]
+    answers, update = prompts * group, given["train_batch_size"]
+    passes = given["max_epochs"]
+    if min(answers, update, passes) < 1 or answers % update:
+        c.mistakes.append(f"train_batch_size = {update}: does not divide the {answers} answers of a batch")
+        return
+    c.settings |= {"train.prompts": prompts, "train.group_size": group, "train.passes": passes}
+    c.settings["train.minibatches"] = answers // update
+    c.updates = passes * answers // update
+    if answers // update > 1:
+        c.remark("train_batch_size", "OpenRLHF divides the answers into minibatches, outdo keeps groups whole")
+    if answers // update > prompts:
+        c.mistakes.append(f"train_batch_size = {update}: less than a group of {group} answers")
+    if given["max_samples"] < 1e8:
+        c.settings["data.limit"] = int(given["max_samples"])
+        rows = c.settings["data.limit"] if rows is None else min(rows, c.settings["data.limit"])
+    if rows is None:
+        sentence = f"steps = {given['num_episodes']} · (number of questions) / {prompts}; --rows N writes it, else 100"
+        c.remark("num_episodes", sentence)
+    else:
+        c.settings["steps"] = max(1, given["num_episodes"] * (rows // prompts))
+    if given["dynamic_filtering"]:
+        c.settings["train.dynamic_sampling"] = 10
+        c.remark("dynamic_filtering_reward_range", "outdo replaces groups whose rewards are all equal")
+
+
+def _objective(c: Conversion) -> None:
+    given, kind = c.given, c.given["policy_loss_type"]
+    low, high = c.pair("eps_clip_low_high", (given["eps_clip"], given["eps_clip"]))
+    gae = given["advantage_estimator"] == "gae"
+    options: dict[str, Any] = {"clip_low": low, "clip_high": high}
+    if kind == "gspo":
+        name = "gspo"
+    elif kind == "ppo":
+        name = "ppo" if gae else "grpo"
+        if given["dual_clip"] is not None:
+            options = {"surrogate": piece("clip", low=low, high=high, dual=given["dual_clip"])}
+        options["weight"] = "token_mean"
+    else:
+        c.mistakes.append(f"policy_loss_type = {kind}: expected ppo or gspo")
+        return
+    if given["use_kl_loss"]:
+        options |= {"beta": given["init_kl_coef"], "divergence": given["kl_estimator"], "kl_ratio": False}
+    elif name == "grpo":
+        options["beta"] = 0.0  # the published GRPO has 0.04
+    if given["entropy_loss_coef"]:
+        options["entropy_bonus"] = given["entropy_loss_coef"]
+    if given["enable_vllm_is_correction"]:
+        options["correction"] = piece("truncate", high=float(given["vllm_is_truncated_threshold"]))
+    c.settings["train.objective"] = {"name": name, **options}
+
+
+def _advantage(c: Conversion) -> None:
+    given, name = c.given, c.given["advantage_estimator"]
+    gamma, lam = given["gamma"], given["lambd"]
+    if name == "gae":
+        c.settings["train.advantage"] = piece("gae", gamma=gamma, lam=lam)
+        critic = {"lr": given["critic_learning_rate"], "clip": given["value_clip"]}
+        critic |= {"warmup": given["freezing_actor_steps"]} if given["freezing_actor_steps"] > 0 else {}
+        critic |= {"path": given["critic_pretrain"]} if given["critic_pretrain"] else {}
+        c.settings["train.critic"] = {"name": "model", **critic}
+    elif name not in ADVANTAGES:
+        c.mistakes.append(f"advantage_estimator = {name}: expected gae, {', '.join(ADVANTAGES)}")
+        return
+    elif name == "group_norm" and given["no_advantage_std_norm"]:
+        c.settings["train.advantage"] = "group_centred"
+    elif name == "reinforce":
+        c.settings["train.advantage"] = piece("reinforce_pp", gamma=gamma)
+    else:
+        c.settings["train.advantage"] = ADVANTAGES[name]
+    _kl_in_reward(c, name)
+
+
+def _kl_in_reward(c: Conversion, estimator: str) -> None:
+    given = c.given
+    beta, target, horizon = given["init_kl_coef"], given["kl_target"], given["kl_horizon"]
+    if given["use_kl_loss"] or not beta:
+        return
+    if target:
+        beta = {"start": beta, "target": target, "rate": given["rollout_batch_size"] / max(1, horizon)}
+        c.remark("kl_target", "OpenRLHF means KL per answer, outdo per trained token")
+    after = {"after_baseline": True} if estimator in AFTER_BASELINE else {}
+    c.settings["train.kl_in_reward"] = {"name": given["kl_estimator"], "beta": beta, **after}
+
+
+def _data(c: Conversion) -> None:
+    given = c.given
+    for theirs, split, ours in (
+        ("prompt_data", "prompt_split", "data.path"),
+        ("eval_dataset", "eval_split", "data.eval_path"),
+    ):
+        path = given[theirs]
+        if path is not None:
+            is_file = str(path).endswith((".jsonl", ".json", ".csv", ".parquet"))
+            c.settings[ours] = str(path) if is_file else f"{path}:{given[split] or 'train'}"
+    c.settings["data.prompt"] = given["input_key"]
+    if given["label_key"]:
+        c.settings["data.answer"] = given["label_key"]
+    if not given["apply_chat_template"]:
+        c.settings["data.template"] = str(given["input_template"] or "{}").replace("{}", "{prompt}")
+    c.settings["data.max_prompt_tokens"] = given["prompt_max_len"]
+    if "prompt_max_len" in given.written:
+        c.remark("prompt_max_len", "OpenRLHF shortens a longer prompt, outdo drops its question")
+
+
+def _rewards(c: Conversion) -> None:
+    given = c.given
+    model, remote = given["reward_pretrain"], given["remote_rm_url"]
+    rewards: list[Any] = [{"name": "reward_model", "path": model}] if model else []
+    if remote:
+        c.remark(
+            "remote_rm_url",
+            "write its function for outdo, f(completion, answer), as docs/rewards.md describes, and name it in rewards",
+        )
+    if given["overlong_buffer_len"]:
+        factor = float(given["overlong_penalty_factor"])
+        rewards.append({"name": "overlong", "weight": factor, "cache": int(given["overlong_buffer_len"])})
+    if rewards:
+        c.settings["rewards"] = rewards[0] if len(rewards) == 1 else rewards
+    low, high = c.pair("reward_clip_range", (-10, 10))
+    c.remarks.append(f"reward_clip_range = [{low}, {high}]: a reward function of outdo limits its own values")
+
+
+def _model(c: Conversion) -> None:
+    given = c.given
+    if given["pretrain"]:
+        c.settings["model"] = given["pretrain"]
+    rank, alpha, targets = given["lora_rank"], given["lora_alpha"], given["target_modules"]
+    if rank > 0:
+        c.settings["train.adapter"] = {"name": "lora", "rank": rank, "alpha": alpha, "targets": targets}
+        if given["load_in_4bit"]:
+            c.settings["weights"] = "nf4"
+        if given["lora_dropout"]:
+            c.remark("lora_dropout", "outdo trains without dropout")
+    if given["bf16"]:
+        c.settings["precision"] = "bfloat16"
+    c.settings["train.gradient_checkpointing"] = given["gradient_checkpointing"]
+
+
+def _optimiser(c: Conversion) -> None:
+    given = c.given
+    for name in ("temperature", "top_p"):
+        c.settings[f"sampling.{name}"] = float(given[name])
+    c.settings["sampling.max_tokens"] = given["generate_max_len"]
+    c.settings["optim.lr"] = float(given["actor_learning_rate"])
+    c.settings["optim.clip_norm"] = float(given["max_norm"])
+    betas, decay = list(given["adam_betas"]), float(given["l2"])
+    c.settings["optim.algorithm"] = piece("adamw", betas=betas, weight_decay=decay)
+    kind = str(given["lr_scheduler"])
+    if kind == "cosine_with_min_lr":
+        c.remark("lr_scheduler", "OpenRLHF's cosine ends at a tenth of the learning rate, outdo's at 0")
+    elif kind not in ("cosine", "linear", "constant", "constant_with_warmup"):
+        c.remark("lr_scheduler", "outdo has constant, linear and cosine; the recipe has constant")
+    name = next((each for each in ("cosine", "linear") if kind.startswith(each)), "constant")
+    if "steps" not in c.settings:
+        c.remark("lr_warmup_ratio", "left out, because the number of steps is not known")
+    warmup = math.ceil(given["lr_warmup_ratio"] * c.settings.get("steps", 0) * c.updates)
+    c.settings["optim.schedule"] = piece(name, warmup=warmup or None)
+
+
+def _during_the_run(c: Conversion) -> None:
+    given = c.given
+    if given["eval_steps"] > 0 and put_evaluation(c, "eval_steps", given["eval_steps"]):
+        c.settings["eval.samples"] = given["eval_n_samples_per_prompt"]
+    if given["save_steps"] > 0:
+        c.settings["checkpoint.every"] = given["save_steps"]
+    if track := [name for name in ("wandb", "tensorboard") if given[f"use_{name}"]]:
+        c.settings["track"] = track
+    if given["vllm_num_engines"]:
+        c.remark(
+            "vllm_num_engines",
+            "outdo's own engine samples with the weights that are trained; for vLLM in an environment of its own add "
+            'engine = {name = "vllm", python = "PATH"}',
+        )
+    c.settings["seed"] = given["seed"]
+    given.read |= {"save_path", "ckpt_path", "max_ckpt_num", "wandb_project", "wandb_run_name"}
+
+
+RULES: tuple[Rule, ...] = (_objective, _advantage, _data, _rewards, _model, _optimiser, _during_the_run)

@@ -1,0 +1,318 @@
+"""Convert the settings of TRL's `GRPOTrainer` into those of a recipe that trains with the same numbers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outdo.extras.convert.conversion import (
+    Conversion,
+    Given,
+    Rule,
+    as_list,
+    finish,
+    piece,
+    put_evaluation,
+    put_trackers,
+    table_of,
+)
+from outdo.extras.convert.trl_objective import advantage, objective, reference
+
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+REWARDS: Mapping[str, tuple[Any, str]] = {
+    "accuracy_reward": ("math", "outdo's reward math decides; it reads the answer in other forms too"),
+    "reasoning_accuracy_reward": ("math", "outdo's reward math decides, also without a closing </think>"),
+    "think_format_reward": ("format", "outdo's reward format also wants <answer> tags"),
+    "get_soft_overlong_punishment": ({"name": "overlong", "max_tokens": 1280, "cache": 256}, ""),
+}
+"""The reward functions of TRL, what a recipe has for them, and how that differs."""
+
+CHAT = (
+    "if the column of the prompt holds text, and no messages, TRL applies no chat template to it; outdo applies the "
+    'model\'s, unless the recipe has data.template = "{prompt}"'
+)
+
+
+def convert_trl(
+    written: Mapping[str, Any], *, remarks: Sequence[str] = (), processes: int = 1, rows: int | None = None
+) -> Conversion:
+    """Return the recipe for settings of `GRPOConfig`, `ModelConfig` and `ScriptArguments`, by their names.
+
+    Further names are `reward_funcs`, `train_dataset`, `eval_dataset` and `peft_config` of `GRPOTrainer`, as
+    `read_script` returns them; `remarks` are those of the reading. `processes` is the number of processes that TRL is
+    started with, `rows` the number of training questions, which turns epochs into steps.
+    """
+    table = table_of("trl")
+    if "scale_rewards" in written:  # also true and false
+        written = {**written, "scale_rewards": str(written["scale_rewards"]).lower()}
+    conversion = Conversion(library="TRL", given=Given(written, table["defaults"]), remarks=list(remarks))
+    if not conversion.check_types(table["numbers"].split()):
+        return conversion
+    conversion.settings["train.compat"] = "trl"
+    _batch(conversion, processes)
+    _steps(conversion, rows)
+    for rule in RULES:
+        rule(conversion)
+    finish(conversion, {*table["defaults"], *table["others"].split()})
+    return conversion
+
+
+# ----------------------------------------------------------------------------------------------- batch and its passes
+
+
+def _batch(c: Conversion, processes: int) -> None:
+    given = c.given
+    in_parallel = given["per_device_train_batch_size"] * processes
+    per_update = in_parallel * given["gradient_accumulation_steps"]
+    per_generation = given["steps_per_generation"] or given["gradient_accumulation_steps"]
+    generated = given["generation_batch_size"] or in_parallel * per_generation
+    group, passes = given["num_generations"], given["num_iterations"]
+    if not all(isinstance(each, int) and each > 0 for each in (per_update, generated, group, passes)):
+        c.mistakes.append("the settings of the batch: expected whole numbers above 0")
+        return
+    batch = max(generated, per_update)
+    if batch % group or batch % per_update:
+        c.mistakes.append(
+            f"num_generations = {group}: the {batch} answers of a batch have to be a multiple of it, and of the "
+            f"{per_update} answers of an optimiser step; is TRL started with {processes} process(es)? see --processes"
+        )
+        return
+    minibatches = batch // per_update
+    c.settings |= {"train.prompts": batch // group, "train.group_size": group, "train.passes": passes}
+    c.settings["train.minibatches"] = minibatches
+    c.updates = minibatches * passes
+    if minibatches > 1:
+        c.remark("steps_per_generation", "TRL divides the answers at random into minibatches, outdo keeps groups whole")
+    if minibatches > batch // group:
+        c.mistakes.append(f"num_generations = {group}: an optimiser step would get less than a group of answers")
+
+
+def _steps(c: Conversion, rows: int | None) -> None:
+    given, prompts = c.given, c.settings.get("train.prompts", 1)
+    epochs, longest = given["num_train_epochs"], given["max_steps"]
+    if longest > 0:
+        c.settings["steps"] = c.steps_of(longest)
+        if c.updates > 1:
+            c.remark("max_steps", f"TRL counts optimiser steps, of which a step of outdo has {c.updates}")
+    elif rows is not None:
+        c.settings["steps"] = max(1, math.ceil(epochs * (rows // prompts)))
+    else:
+        sentence = f"steps = {epochs:g} · (number of questions) / {prompts}; --rows N writes it, else steps is 100"
+        c.remark("num_train_epochs", sentence)
+
+
+# ------------------------------------------------------------------------------------------------- data, rewards, model
+
+
+def _data(c: Conversion) -> None:
+    given = c.given
+    train, test = given["dataset_train_split"], given["dataset_test_split"]
+    name, config, mixture = given["dataset_name"], given["dataset_config"], given["datasets"]
+    path = given["train_dataset"]
+    if path is None and mixture:
+        path = [_mixed(each) for each in as_list(mixture)]
+    elif path is None and name is not None:
+        path = _source(name, config, train)
+    if path:
+        c.settings["data.path"] = path
+        c.remarks.append(f"the prompts: {CHAT}")
+    held_out = given["eval_dataset"]
+    if held_out is None and name is not None and given["eval_strategy"] != "no":
+        held_out = _source(name, config, test)
+    if held_out is not None:
+        c.settings["data.eval_path"] = held_out
+    if given["max_prompt_length"] is None:
+        c.settings["data.overlong"] = "refuse"
+        c.remarks.append(
+            "the length of prompts: TRL has no limit; outdo refuses those above data.max_prompt_tokens, 512 by default"
+        )
+    else:
+        c.settings["data.max_prompt_tokens"] = given["max_prompt_length"]
+
+
+def _mixed(table: Any) -> str:
+    if not isinstance(table, Mapping):
+        return str(table)
+    return _source(table.get("path"), table.get("name"), table.get("split", "train"))
+
+
+def _source(name: Any, config: Any, split: Any) -> str:
+    """Return a data set of the Hub, or a file, as `data.path` names it."""
+    if str(name).endswith((".jsonl", ".json", ".csv", ".parquet")):
+        return str(name)
+    return f"{name}{f'/{config}' if config else ''}:{split}"
+
+
+def _rewards(c: Conversion) -> None:
+    given = c.given
+    functions, weights = as_list(given["reward_funcs"]), given["reward_weights"]
+    if given["reward_model_name_or_path"]:
+        functions = [{"name": "reward_model", "path": given["reward_model_name_or_path"]}, *functions]
+    if weights is not None and len(as_list(weights)) != len(functions):
+        c.mistakes.append(f"reward_weights: expected {len(functions)} numbers, one for each function, found {weights}")
+        return
+    rewards = [_reward(c, each) for each in functions]
+    if weights is not None:
+        rewards = [_weighted(reward, weight) for reward, weight in zip(rewards, as_list(weights), strict=True)]
+    if rewards:
+        c.settings["rewards"] = rewards[0] if len(rewards) == 1 else rewards
+
+
+def _weighted(reward: Any, weight: Any) -> Any:
+    table = reward if isinstance(reward, dict) else {"name": reward}
+    return reward if weight == 1 else {**table, "weight": weight}
+
+
+def _reward(c: Conversion, function: Any) -> Any:
+    if not isinstance(function, str) or ":" in function:
+        return function
+    name = function.rpartition(".")[2]
+    if name in REWARDS and (name == function or function.startswith("trl.")):
+        reward, difference = REWARDS[name]
+        if difference:
+            c.remarks.append(f"{function}: {difference}")
+        return reward
+    if "." in function:  # my_rewards.score, as the command `trl grpo` imports it
+        return f"{function.rpartition('.')[0]}:{name}"
+    return {"name": "reward_model", "path": function}
+
+
+def _adapter(c: Conversion) -> None:
+    options = c.given["peft_config"]
+    options = options if isinstance(options, Mapping) else None
+    if options is None and c.given["use_peft"]:
+        options = _lora_of_model_config(c.given)
+    if options is None:
+        return
+    if options.get("lora_dropout"):
+        c.remarks.append(f"lora_dropout = {options['lora_dropout']}: outdo trains without dropout")
+    if options.get("target_modules") is None:
+        c.remarks.append("target_modules: unset, PEFT adapts some layers of each kind of model, outdo all-linear")
+    kept = {SHORT.get(name, name): value for name, value in options.items() if name not in OF_PEFT_ALONE}
+    if kept.get("targets") in (None, ["all-linear"]):
+        kept["targets"] = "all-linear"
+    c.settings["train.adapter"] = {"name": "lora", **kept}
+    if c.settings.pop("reference.sync", None):
+        c.remark("sync_ref_model", "TRL does not support it with an adapter either; left out")
+
+
+SHORT = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "use_rslora": "rslora"}
+"""Options of `LoraConfig`, and their short names in a recipe."""
+
+OF_PEFT_ALONE = ("task_type", "inference_mode", "lora_dropout")
+
+
+def _lora_of_model_config(given: Given) -> dict[str, Any]:
+    names = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+    names |= {"target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
+    names |= {"target_parameters": "lora_target_parameters", "use_rslora": "use_rslora", "use_dora": "use_dora"}
+    return {name: given[theirs] for name, theirs in names.items() if given[theirs] not in (None, False)}
+
+
+def _model(c: Conversion) -> None:
+    given = c.given
+    if given["model_name_or_path"] is not None:
+        c.settings["model"] = given["model_name_or_path"]
+    quantised = {"nf4": given["load_in_4bit"], "int8": given["load_in_8bit"]}
+    if "train.adapter" in c.settings and True in quantised.values():
+        c.settings["weights"] = next(name for name, wanted in quantised.items() if wanted)
+    elif given["dtype"] not in ("float32", "auto", None):
+        c.remark("dtype", "outdo keeps the weights that it trains in float32")
+    if given["fp16"]:
+        c.remark("fp16", "outdo computes in bfloat16 or float32; precision is left at auto")
+    elif given["bf16"] is not None:
+        c.settings["precision"] = "bfloat16" if given["bf16"] else "float32"
+    checkpointing = (given["activation_checkpointing"], given["gradient_checkpointing"])
+    c.settings["train.gradient_checkpointing"] = next(each for each in checkpointing if each is not None)
+    if given["use_cpu"]:
+        c.settings["device"] = "cpu"
+    if given["torch_compile"]:
+        c.settings["compile"] = True
+
+
+# ---------------------------------------------------------------------------------------------- sampling and optimiser
+
+
+def _sampling(c: Conversion) -> None:
+    given = c.given
+    for name in ("temperature", "top_p"):
+        c.settings[f"sampling.{name}"] = float(given[name])
+    if given["mask_truncated_completions"]:
+        c.settings["train.mask_truncated"] = True
+    c.settings["sampling.top_k"] = max(0, given["top_k"] or 0)
+    c.settings["sampling.min_p"] = float(given["min_p"] or 0.0)
+    longest = given["max_completion_length"]
+    if longest is None:
+        c.mistakes.append("max_completion_length: outdo needs the length of the longest answer")
+    else:
+        c.settings["sampling.max_tokens"] = longest
+    if given["repetition_penalty"] != 1:
+        c.remark("repetition_penalty", "answers would not be drawn from the probabilities that are trained; left out")
+
+
+def _optimiser(c: Conversion) -> None:
+    given = c.given
+    c.settings["optim.lr"] = float(given["learning_rate"])
+    if norm := given["max_grad_norm"]:
+        c.settings["optim.clip_norm"] = float(norm)
+    else:
+        c.settings["optim.clip_norm"] = 1e9
+        c.remark("max_grad_norm", "outdo always clips; the recipe has a bound that no gradient reaches")
+    betas, eps = [given["adam_beta1"], given["adam_beta2"]], given["adam_epsilon"]
+    decay, name = float(given["weight_decay"]), str(given["optim"] or "adamw")
+    if name.startswith("adamw"):
+        algorithm = "adamw8bit" if "8bit" in name else "adamw"
+        c.settings["optim.algorithm"] = piece(algorithm, betas=betas, eps=eps, weight_decay=decay)
+    elif name in ("sgd", "adafactor"):
+        c.settings["optim.algorithm"] = piece(name, weight_decay=decay)
+    else:
+        c.settings["optim.algorithm"] = piece("adamw", betas=betas, eps=eps, weight_decay=decay)
+        c.remark("optim", "outdo does not have this optimiser by name; the recipe has adamw")
+    _schedule(c)
+
+
+def _schedule(c: Conversion) -> None:
+    given, kind = c.given, c.given["lr_scheduler_type"]
+    if kind not in SCHEDULES:
+        c.remark("lr_scheduler_type", "outdo has constant, linear and cosine; the recipe has constant")
+    warmup = given["warmup_ratio"] if given["warmup_ratio"] else given["warmup_steps"]
+    if 0 < warmup < 1:  # a share of the optimiser steps
+        name = "warmup_ratio" if given["warmup_ratio"] else "warmup_steps"
+        if "steps" not in c.settings:
+            c.remark(name, "outdo counts optimiser steps; left out, because the number of steps is not known")
+        warmup = math.ceil(warmup * c.settings.get("steps", 0) * c.updates)
+    name = SCHEDULES.get(kind, "constant")
+    c.settings["optim.schedule"] = piece(name, warmup=int(warmup) if warmup else None)
+
+
+# ------------------------------------------------------------------------------------ evaluation, checkpoints, trackers
+
+
+def _during_the_run(c: Conversion) -> None:
+    given = c.given
+    strategy, every = given["eval_strategy"], given["eval_steps"]
+    if strategy != "no" and every and every >= 1:
+        put_evaluation(c, "eval_steps", c.steps_of(every))
+    elif strategy == "epoch":
+        c.remark("eval_strategy", "outdo counts steps: eval.every")
+    if given.changed("save_steps") and given["save_steps"] >= 1:
+        c.settings["checkpoint.every"] = c.steps_of(given["save_steps"])
+    put_trackers(c, "report_to")
+    if given["tools"]:
+        c.settings["environment"] = {"name": "tools", "functions": given["tools"]}
+    if folder := str(given["output_dir"] or given["run_name"] or ""):
+        c.settings["run"] = folder.rpartition("/")[2] if {"..", "~"} & set(folder.split("/")) else folder
+    c.settings["seed"] = given["seed"]
+
+
+RULES: tuple[Rule, ...] = (
+    objective,
+    advantage,
+    reference,
+    _data,
+    _rewards,
+    _adapter,
+    _model,
+    _sampling,
+    _optimiser,
+    _during_the_run,
+)

@@ -1,0 +1,87 @@
+"""Turn a run's metrics into sentences that say what to do: `outdo doctor RUN`.
+
+Each rule checks one condition over ranges of steps. A rule reports nothing if the metric that it needs is missing, so
+that it also works for runs of other libraries. A run that goes well gets no warning: single steps jump, so a condition
+has to last for several steps (`RunMetrics.lasting`), and a change has to be larger than the noise
+(`significant_change`). `benchmarks/sick_runs.py` counts how often the first finding is right, and the false alarms.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from outdo.extras.doctor import answers, hacks, outcome, policy, rewards, tokens, tools
+from outdo.extras.doctor.causes import CAUSES, LEVELS, causes_first
+from outdo.extras.doctor.series import Finding, Level, Metrics, RunMetrics, is_number
+
+__all__ = ["CAUSES", "LEVELS", "RULES", "Finding", "Level", "diagnose"]
+
+Rule = Callable[[RunMetrics], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    rewards.failed_rewards,
+    rewards.constant_reward,
+    rewards.random_reward,
+    rewards.reward_against_right,
+    tools.reward_follows_calls,
+    rewards.reward_follows_length,
+    rewards.conflicting_reward_parts,
+    hacks.watched_reward_fell,
+    hacks.stopped_reading,
+    hacks.repeats_itself,
+    hacks.same_whatever_is_asked,
+    hacks.gain_without_right,
+    hacks.left_language,
+    outcome.memorised,
+    tools.no_calls,
+    tools.calls_not_read,
+    tools.calls_fail,
+    tools.always_one_call,
+    tools.turns_at_limit,
+    answers.identical_answers,
+    answers.truncation,
+    answers.too_easy,
+    answers.too_hard,
+    answers.no_signal,
+    answers.nothing_trained,
+    answers.groups_missing,
+    policy.engine_mismatch,
+    policy.stale_answers,
+    policy.critic_worse_than_mean,
+    policy.reward_outweighed,
+    policy.refused_updates,
+    tokens.steps_too_small,
+    tokens.steps_too_large,
+    policy.kl_explosion,
+    policy.entropy_explosion,
+    policy.entropy_collapse,
+    answers.empty_answers,
+    answers.shorter_answers,
+    answers.longer_not_better,
+    tokens.clipped_too_much,
+    tokens.overshooting,
+    tokens.clip_never_acts,
+    tokens.spent_on_certain,
+    tokens.out_of_reach,
+    outcome.accuracy_fell,
+    outcome.answers_got_worse,
+    outcome.worse_at_next_visit,
+    outcome.reward_fell,
+    policy.slow_replica,
+    policy.slow_steps,
+    outcome.held_out_rose,
+    outcome.reward_rose,
+    tokens.moved_as_pushed,
+)
+"""In causal order: the reward, questions and answers, the update, the policy, the result."""
+
+
+def diagnose(metrics: Sequence[Metrics], *, recipe: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Return the findings of all rules: causes first, each with its symptoms (`causes_first`).
+
+    `metrics` are lines as in `metrics.jsonl`; `with_initial_evaluation` of `outdo.storage.run_files` adds the
+    evaluation before the first step.
+    """
+    lines = sorted((line for line in metrics if is_number(line.get("step"))), key=lambda line: line["step"])
+    run = RunMetrics(lines, recipe or {})
+    return causes_first([replace(found, rule=rule.__name__) for rule in RULES for found in rule(run)])

@@ -1,0 +1,152 @@
+"""Rules about answers that earn the reward without what the question asks for.
+
+The reward of such a run rises, its held-out answers are right as the reward defines it, and no group lacks a signal. So
+these rules compare the answers with those at the start, with the question, and by rewards that are not trained on.
+"""
+
+from collections.abc import Iterator
+
+from outdo.extras.doctor.reward_parts import reward_parts
+from outdo.extras.doctor.series import Finding, RunMetrics, Span, significant_change
+
+HACKS = ("watched_reward_fell", "stopped_reading", "repeats_itself", "gain_without_right", "left_language")
+"""The rules about what puts a reward that rose in doubt. The text of each begins with what the answers do, and `:`."""
+
+READ = "reads/"
+LEAST_READ, LEAST_READ_HELD_OUT = 5.0, 3.0
+"""Nats that an answer loses without a word at the start: of what is read less, a change says nothing. Two groups of
+training tell it with more noise than all held-out questions."""
+STOPPED = 0.2
+"""The share of this loss below which answers have stopped reading the word."""
+REPEATED, REPEATED_BEFORE = 0.3, 0.15
+"""The share of repeated pairs of words in a run that repeats itself, and the highest one at its start."""
+ALIKE, ALIKE_BEFORE = 0.5, 0.1
+"""The same of the share of answers that other questions get too."""
+STRANGE = 1.0
+"""Nats per token by which the answers are less likely under the starting policy than its own answers were."""
+FEW_RIGHT = 0.5
+"""The share of right answers below which a gain without it is worth a warning."""
+
+
+def watched_reward_fell(run: RunMetrics) -> Iterator[Finding]:
+    """Report that a reward that is only watched fell while one that is trained on rose."""
+    parts = reward_parts(run)
+    rising = ", ".join(part.name for part in parts if part.change > 0 and not part.watched)
+    for part in parts:
+        if rising and part.watched and part.ends and part.change < 0:
+            first, last = part.ends
+            yield last.finding(
+                "warning",
+                f"the answers earn less of the reward {part.name}, which is only watched: its weight is 0, and it fell "
+                f"from {first.mean:.3g} to {last.mean:.3g} while {rising} rose.",
+                "What is trained on pays for something else: read some answers, and let the reward check this too.",
+            )
+
+
+def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
+    """Report each part of the question that answers depended on at the start and no longer do.
+
+    Held-out questions decide where they are measured, because there are more of them. Those of training may tell since
+    when. A policy that has broken down reads nothing either: if the reward fell, this is no hack.
+    """
+    ends = run.first_and_last("reward")
+    if ends and significant_change(*ends) < 0:
+        return
+    names = {name for line in run.lines for name in line}
+    for name in sorted(name for name in names if name.startswith(READ) and name != f"{READ}questions"):
+        span, since = _read_until(run, name)
+        if since is None:
+            continue
+        place = name.removeprefix(READ)
+        part = "their question" if place == "mean" else f'the word in "{place}"'
+        yield Span(span.metric, (since, *span.steps[-1:]), span.values[-1:]).finding(
+            "warning",
+            f"the answers no longer read {part}: with the word of another question there, an answer lost "
+            f"{span.values[0]:.1f} nats at the start, and loses {span.values[-1]:.1f} now.",
+            "Read some answers, and let the reward check this part of the question too; a KL term "
+            "(train.objective.beta) keeps the policy closer to the start.",
+        )
+
+
+def _read_until(run: RunMetrics, name: str) -> tuple[Span, int | None]:
+    """Return the values that decide about a part of the question, and the first step at which it was not read."""
+    held_out, training = run.span(f"eval/{name}"), run.span(name)
+    in_training = _stopped(training, LEAST_READ)
+    if len(held_out.values) < 2:
+        return training, in_training
+    since = _stopped(held_out, LEAST_READ_HELD_OUT)
+    return held_out, since if since is None else min(since, in_training or since)
+
+
+def _stopped(span: Span, least: float) -> int | None:
+    """Return the first step whose value is below `STOPPED` of the first one; None if the last value is not."""
+    if len(span.values) < 2 or span.values[0] < least or span.values[-1] >= STOPPED * span.values[0]:
+        return None
+    below = (step for step, value in zip(span.steps, span.values, strict=True) if value < STOPPED * span.values[0])
+    return next(below)
+
+
+def repeats_itself(run: RunMetrics) -> Iterator[Finding]:
+    """Report that answers repeat their own words, and did not at the start."""
+    span = run.lasting("completions/repeated_ratio", above=REPEATED)
+    if span and _start(run, "completions/repeated_ratio") < REPEATED_BEFORE:
+        yield span.finding(
+            "warning",
+            f"the answers repeat themselves: {span.mean:.0%} of the pairs of words in an answer occurred in it before; "
+            f"at the start it was {_start(run, 'completions/repeated_ratio'):.0%}.",
+            "Read some answers; let the reward give nothing for repeated text, or end it earlier "
+            "(sampling.max_tokens).",
+        )
+
+
+def same_whatever_is_asked(run: RunMetrics) -> Iterator[Finding]:
+    """Report that different questions get the same answers, and did not at the start.
+
+    Where few answers are possible at all, this is no fault: it is a note.
+    """
+    span = run.lasting("completions/identical_across_ratio", above=ALIKE)
+    if span and _start(run, "completions/identical_across_ratio") < ALIKE_BEFORE:
+        yield span.finding(
+            "note",
+            f"{span.mean:.0%} of the answers are answers to another question of the step too, word for word; at the "
+            f"start it was {_start(run, 'completions/identical_across_ratio'):.0%}.",
+            "Unless there are few possible answers, the reward pays without the question: read some of them.",
+        )
+
+
+def gain_without_right(run: RunMetrics) -> Iterator[Finding]:
+    """Report that one part of the reward rose, such as that for the format, and the share of right answers did not."""
+    rights, total = run.first_and_last("right"), run.first_and_last("reward")
+    if not rights or not total or rights[1].mean >= FEW_RIGHT or significant_change(*rights) > 0:
+        return
+    first, last = total
+    parts = reward_parts(run)
+    rose = [part.name for part in parts if part.change > 0 and not part.watched]
+    if len(parts) > 1 and rose and significant_change(first, last) > 0:
+        by = " and ".join(rose)
+        yield last.finding(
+            "warning",
+            f"the answers earn more and are not right more often: the reward rose from {first.mean:.3g} to "
+            f"{last.mean:.3g} by {by} alone, and {rights[1].mean:.1%} are right, {rights[0].mean:.1%} at the start.",
+            "If the questions are too hard for the model, take easier ones (data.select); else pay for this part only "
+            "where the answer is right.",
+        )
+
+
+def left_language(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the starting policy would hardly write the answers, by `STRANGE` nats per token."""
+    span = run.span("eval/start_logprob")
+    if not span.values or span.values[-1] >= span.values[0] - STRANGE:
+        return
+    since = next(step for step, value in zip(span.steps, span.values, strict=True) if value < span.values[0] - STRANGE)
+    yield Span(span.metric, (since, *span.steps[-1:]), span.values[-1:]).finding(
+        "warning",
+        "the answers leave the language of the starting policy: under it a token of theirs has a log-probability of "
+        f"{span.values[-1]:.1f} nats; of its own answers it had {span.values[0]:.1f}.",
+        "Read some answers; a KL term (train.objective.beta) keeps the policy closer to the start.",
+    )
+
+
+def _start(run: RunMetrics, metric: str) -> float:
+    """Return the first value of a metric."""
+    return run.span(metric).values[0]

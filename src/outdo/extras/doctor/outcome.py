@@ -1,0 +1,170 @@
+"""Rules about the result of training, on training questions and on held-out questions."""
+
+import math
+from collections.abc import Callable, Iterator
+
+from outdo.extras.doctor.answers import got_worse_before
+from outdo.extras.doctor.series import Finding, Metrics, RunMetrics, Span, is_number, significant_change
+from outdo.utils.outcome import EVALUATIONS, headline
+
+MANY_CHANGES = 50
+"""Questions whose mean reward changed between two visits: with fewer, the share that rose says nothing."""
+
+
+def memorised(run: RunMetrics) -> Iterator[Finding]:
+    """Report that training questions are answered far better than held-out ones, and were not at the start."""
+    visits, several = run.span("transfer/visits"), run.lasting("transfer/visits", above=2.5)
+    measured = dict(_measured(run))
+    metric = measured.get("sampled", measured.get("greedy"))  # answers in training are sampled too
+    selected = bool(
+        run.span("dynamic_sampling/reward").values
+    )  # dynamic sampling keeps training rewards near the middle
+    if several is None or metric is None or selected:
+        return
+    training, tests, show = run.first_and_last(_training_metric(metric)), _evaluations(run, metric), _shown(metric)
+    if training and _grew_apart(training, tests, metric):
+        yield several.finding(
+            "warning",
+            f"training questions went from {show(training[0].mean)} to {show(training[1].mean)}, held-out questions "
+            f"from {show(tests[0][metric])} to {_with_interval(tests[-1], metric)}, after {visits.values[-1]:.0f} "
+            "visits to each question: the policy learns the questions by heart.",
+            "Train on more questions, or stop earlier (outdo export --best).",
+        )
+
+
+def _training_metric(metric: str) -> str:
+    return "reward" if metric.endswith("_reward") else "right"
+
+
+def _grew_apart(training: tuple[Span, Span], tests: list[Metrics], metric: str) -> bool:
+    """Return whether training answers gained twice as much as held-out ones, or kept what these lost."""
+    rise, held_out_rise = significant_change(*training), tests[-1][metric] - tests[0][metric]
+    apart = training[1].mean - training[0].mean - held_out_rise
+    if training[1].mean <= tests[-1].get(f"{metric}_high", math.inf):
+        return False
+    return apart > rise / 2 if rise > 0 else rise == 0 and apart > 0.1 and _training_metric(metric) == "right"
+
+
+def worse_at_next_visit(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the mean reward of a question is more often lower than higher at its next visit.
+
+    If nothing changes, a rise is as likely as a fall (`Transfer.observe`), so that the number of rises among n changes
+    is that of heads in n throws: n/2 ± √n/2. Two neighbouring visits share one, which makes it vary less, not more.
+    """
+    rose, changed = run.span("transfer/followed"), run.span("transfer/changed")
+    counts = dict(zip(changed.steps, changed.values, strict=True))
+    n = sum(counts.get(step, 0.0) for step in rose.steps)
+    if n < MANY_CHANGES:
+        return
+    rises = math.fsum(share * counts.get(step, 0.0) for step, share in zip(rose.steps, rose.values, strict=True))
+    if (n - 2 * rises) / math.sqrt(n) > 3.3:  # one in 2,000 runs in which nothing changes
+        yield rose.finding(
+            "warning",
+            f"when a question appeared again and its mean reward had changed, it was higher in only {rises / n:.1%} of "
+            f"{n:,.0f} cases; if nothing changed, it would be 50 %: training makes new answers worse.",
+            "Lower optim.lr; see moved_right_way and attained.",
+        )
+
+
+def accuracy_fell(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the held-out result fell, whether the training reward rose or not.
+
+    It does so only if the confidence intervals do not overlap, because the best of several evaluations is partly luck.
+    """
+    for kind, metric in _measured(run):
+        tests = _evaluations(run, metric)
+        best, last = max(tests, key=lambda line: line[metric]), tests[-1]
+        if last.get(f"{metric}_high", last[metric] + 0.05) >= best.get(f"{metric}_low", best[metric] - 0.05):
+            continue
+        before, after = (run.span("reward", line["step"] - 9, line["step"]) for line in (best, last))
+        if best is tests[0]:
+            ends = run.first_and_last("reward")
+            before, after = ends or (before, after)
+        if before.values and after.values and after.mean > before.mean:
+            rose = f"the training reward rose from {before.mean:.3g} to {after.mean:.3g}"
+            why, do = f"while {rose}: what pays in training does not help there", "Read the best groups"
+        else:
+            why, do = "and the reward did not rise: training makes the policy worse", "Lower optim.lr"
+        better = "; an earlier checkpoint is better (outdo export --best)" if best["step"] > 0 else ""
+        yield run.span(metric, last["step"]).finding(
+            "warning",
+            f"the held-out result of the {kind} answers fell from {_with_interval(best, metric)} (step "
+            f"{best['step']}) to {_with_interval(last, metric)}, {why}.",
+            f"{do}{better}.",
+        )
+
+
+def answers_got_worse(run: RunMetrics) -> Iterator[Finding]:
+    """Report that most groups are all wrong, and that they were not before."""
+    span = run.lasting("frac_all_wrong", above=0.75)
+    if span and got_worse_before(run, span.steps[0]):
+        before = run.span("frac_all_wrong", last=span.steps[0] - 1)
+        yield span.finding(
+            "warning",
+            f"{span.mean:.0%} of the groups are all wrong; before it was {before.mean:.0%}: the policy has become "
+            "worse.",
+            "Lower optim.lr, and start again from an earlier checkpoint.",
+        )
+
+
+def reward_fell(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the mean reward of all sampled groups fell by more than the noise of single steps."""
+    name = "dynamic_sampling/reward" if run.span("dynamic_sampling/reward").values else "reward"
+    ends = run.first_and_last(name)
+    if ends and significant_change(*ends) < 0:
+        yield ends[1].finding(
+            "warning",
+            f"the mean reward fell {_from_to(ends)}.",
+            "Unless the questions have become harder, lower optim.lr.",
+        )
+
+
+def reward_rose(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the mean reward rose by more than the noise of single steps."""
+    ends = run.first_and_last("reward")
+    if ends and significant_change(*ends) > 0:
+        yield ends[1].finding("good", f"the mean reward rose {_from_to(ends)}.")
+
+
+def held_out_rose(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the held-out result rose; this is certain if the confidence intervals do not overlap."""
+    for kind, metric in _measured(run):
+        first, last = _evaluations(run, metric)[0], _evaluations(run, metric)[-1]
+        if last[metric] <= first[metric]:
+            continue
+        apart = first.get(f"{metric}_high", math.inf) < last.get(f"{metric}_low", -math.inf)
+        sure = "" if apart else ". The 95 % intervals overlap: use more questions (eval.rows) to be certain"
+        what = (
+            f"the mean reward of the {kind} answers to held-out questions is {_with_interval(last, metric)}"
+            if metric.endswith("_reward")
+            else f"{_with_interval(last, metric)} of the {kind} answers to held-out questions are right"
+        )
+        yield run.span(metric).finding("good", f"{what}; at the start it was {_with_interval(first, metric)}{sure}.")
+
+
+def _measured(run: RunMetrics) -> Iterator[tuple[str, str]]:
+    """Yield each kind of evaluation made at least twice, and its metric: the share right, or else the mean reward."""
+    for kind in EVALUATIONS:
+        metric = headline(f"eval/{kind}", {name for line in run.lines for name in line})
+        if len(_evaluations(run, metric)) >= 2:
+            yield kind, metric
+
+
+def _evaluations(run: RunMetrics, metric: str) -> list[Metrics]:
+    return [line for line in run.lines if is_number(line.get(metric))]
+
+
+def _shown(metric: str) -> Callable[[float], str]:
+    """Return a function that writes a value: a share in per cent, a reward as a number."""
+    return "{:.3g}".format if metric.endswith("_reward") else "{:.1%}".format
+
+
+def _with_interval(line: Metrics, metric: str) -> str:
+    show, low, high = _shown(metric), line.get(f"{metric}_low"), line.get(f"{metric}_high")
+    around = "" if low is None or high is None else f" ({show(low)} to {show(high)})"
+    return f"{show(line[metric])}{around}"
+
+
+def _from_to(ends: tuple[Span, Span]) -> str:
+    first, last = ends
+    return f"from {first.mean:.3g} (the first {len(first.steps)} steps) to {last.mean:.3g} (the last {len(last.steps)})"

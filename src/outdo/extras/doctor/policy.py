@@ -1,0 +1,156 @@
+"""Rules about the policy as a whole, its reference, its critic, its engine and its speed."""
+
+from collections.abc import Iterator
+from statistics import median, mode
+
+from outdo.extras.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, RunMetrics, Span, significant_change
+
+FAR = 0.5
+"""Distance from the reference in nats per token. A policy that is farther has usually lost what the reference knows."""
+
+BUSY = 0.2
+"""The share of a step without a processor from which other programs are named as what makes it slow."""
+
+
+def entropy_collapse(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the entropy fell while many answers are still wrong."""
+    ends = run.first_and_last("entropy")
+    span = run.lasting("entropy", below=ends[0].mean / 5) if ends else None
+    if ends and span and run.mean("right", span, unknown=0.0) < 0.9:
+        yield span.finding(
+            "warning",
+            f"the entropy fell from {ends[0].mean:.3g} to {span.mean:.3g} nats while answers are still wrong: the "
+            "answers become alike.",
+            "Raise clip_high (dapo), or add an entropy bonus.",
+        )
+
+
+def entropy_explosion(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the entropy rose far above its first values."""
+    ends = run.first_and_last("entropy")
+    span = run.lasting("entropy", above=max(3 * ends[0].values[0], 0.1)) if ends else None
+    if ends and span:
+        bonus = run.setting("train.objective.entropy_bonus", 0.0)
+        yield span.finding(
+            "warning",
+            f"the entropy rose from {ends[0].values[0]:.3g} to {span.mean:.3g} nats: the policy breaks down"
+            + (f"; the objective has an entropy bonus of {bonus}." if bonus else "."),
+            f"{'Lower the entropy bonus' if bonus else 'Lower optim.lr'}, and continue from an earlier checkpoint.",
+        )
+
+
+def reward_outweighed(run: RunMetrics) -> Iterator[Finding]:
+    """Report that much of the push comes from the reference, and that the reward did not rise."""
+    span, ends = run.lasting("regularisation", above=0.25), run.first_and_last("reward")
+    if span and not (ends and significant_change(*ends) > 0):
+        yield span.finding(
+            "warning",
+            f"{span.mean:.0%} of the push on tokens comes from the KL from the reference, and the reward did not rise.",
+            "Lower beta, or update the reference (reference.sync).",
+        )
+
+
+def kl_explosion(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the policy is far from the reference, or will soon be: its distance grows many times over."""
+    far = run.lasting("kl", above=FAR, least=FEWEST_STEPS)
+    span = far or _growing(run.span("kl"))
+    if span:
+        first, last = span.values[0], max(span.values)
+        yield span.finding(
+            "warning",
+            f"the policy is {span.mean:.2g} nats per token away from the reference."
+            if far
+            else f"the distance from the reference grew from {first:.2g} to {last:.2g} nats per token.",
+            "Raise beta, lower optim.lr, or update the reference (reference.sync).",
+        )
+
+
+def _growing(kl: Span) -> Span | None:
+    """Return the last steps if the distance grew tenfold in five of them, and a fifth of the way to `FAR`."""
+    for end in range(MIN_STEPS + 1, len(kl.steps) + 1):
+        first, last = kl.values[end - MIN_STEPS - 1], kl.values[end - 1]
+        if last > max(10 * first, FAR / 5) and first > 0 and end > 2 * MIN_STEPS:
+            return Span(kl.metric, kl.steps[end - MIN_STEPS - 1 :], kl.values[end - MIN_STEPS - 1 :])
+    return None
+
+
+def refused_updates(run: RunMetrics) -> Iterator[Finding]:
+    """Report losses and gradients that are not finite."""
+    for metric in ("updates/refused", "value/refused"):
+        whole = run.span(metric)
+        steps = [step for step, value in zip(whole.steps, whole.values, strict=True) if value > 0]
+        if steps:
+            yield run.span(metric, steps[0], steps[-1]).finding(
+                "warning",
+                f"a loss or gradient was not finite in {len(steps):,} of the steps. These updates were refused and did "
+                "not change the weights.",
+                "The batches are in the folder refused/: look at their rewards, and at the learning rate.",
+            )
+
+
+def critic_worse_than_mean(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the critic predicts the returns worse than their mean does."""
+    if span := run.lasting("value/explained_variance", below=0.0, least=2 * MIN_STEPS):
+        yield span.finding(
+            "warning",
+            f"the critic explains {span.mean:.2f} of the variance of the returns: it is worse than their mean.",
+            "Give it a warm-up or another learning rate (train.critic).",
+        )
+
+
+def engine_mismatch(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the log-probabilities of engine and trainer differ, where both should have the same weights."""
+    if run.span("staleness/max").values:
+        return
+    if span := run.lasting("sampling/sampling_logp_difference/mean", above=0.05):
+        yield span.finding(
+            "warning",
+            f"engine and trainer differ by {span.mean:.2g} nats per token: the answers come from a different policy.",
+            "Correct for it (the correction truncate or mask of train.objective), or make both compute alike.",
+        )
+    elif span := run.lasting("sampling/effective_sample_size", below=0.9):
+        yield span.finding(
+            "warning",
+            f"a few tokens differ so much between engine and trainer that the sample counts as {span.mean:.0%} of it.",
+            "The correction mask of train.objective excludes them; in the same precision both compute alike.",
+        )
+
+
+def stale_answers(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the policy has moved too far from the older weights that sample its answers."""
+    steps = run.span("staleness/max").values
+    if steps and (span := run.lasting("sampling/effective_sample_size", below=0.9)):
+        yield span.finding(
+            "warning",
+            f"answers of weights up to {max(steps):g} steps behind count as {span.mean:.0%} of a sample of the policy.",
+            "Lower train.max_staleness, or optim.lr.",
+        )
+
+
+def slow_replica(run: RunMetrics) -> Iterator[Finding]:
+    """Report that all replicas wait for one of them."""
+    span = run.lasting("replicas/slowest_ratio", above=2.0)
+    slowest = run.span("replicas/slowest", span.steps[0], span.steps[-1]).values if span else ()
+    if span and slowest and slowest.count(rank := mode(slowest)) >= 0.8 * len(slowest):
+        yield span.finding(
+            "warning",
+            f"replica {rank:g} takes {span.mean:.1f} times as long as the others, which wait for it.",
+            "Its GPU or machine is slower, or busy with other work: compare them with `outdo cluster check`.",
+        )
+
+
+def slow_steps(run: RunMetrics) -> Iterator[Finding]:
+    """Report steps at less than half the usual speed of the run."""
+    speed = run.span("tokens_per_second")
+    usual = median(speed.values) if speed.values else 0.0
+    if span := run.lasting("tokens_per_second", below=usual / 2):
+        seconds = run.mean("seconds", span, unknown=0.0)
+        waited = run.mean("seconds_without_processor", span, unknown=0.0)
+        busy = f", and for {waited / seconds:.0%} of the time they had no processor" if waited > BUSY * seconds else ""
+        yield span.finding(
+            "note",
+            f"{span.mean:,.0f} tokens per second; usual in this run are {usual:,.0f}{busy}.",
+            "Other programs compute on this machine, or the run has more threads than it has processors."
+            if busy
+            else "The machine was busy, the reward was slow, or a few answers were very long: see time/*.",
+        )

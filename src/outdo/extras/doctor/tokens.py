@@ -1,0 +1,173 @@
+"""Rules about the size of the steps: how far did the pushes move single tokens?
+
+`steps_too_small` and `steps_too_large` exclude each other: what a step seems to do that hardly moves a token is noise.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics, Span, significant_change
+
+CLIPPED = ("grpo", "grpo_clip", "ppo", "dr_grpo", "dapo", "bnpo", "reinforce_pp", "rloo_clip")
+"""Objectives that clip the ratio of a token or an answer: with several passes, some tokens should be clipped."""
+
+SEQUENCE = ("gspo", "gspo_token", "luspo")
+"""Objectives that clip whole answers: their bounds for one token are so close that they say little about it."""
+
+SMALL_PROGRESS = 0.001
+"""Share of the way to the bounds. With a good learning rate (1e-4) the quickstart goes a few hundredths of the way per
+step; with one that is a hundred times too low, a few ten-thousandths."""
+
+LARGE_STEP, HUGE_STEP = 0.2, 1.0
+"""KL(π_old‖πθ) of one step, in nats per token: too large if it lasts, and at any time. Healthy runs of the quickstart
+stay below 0.05 in most steps; few tokens are measured, so that single steps reach 0.5."""
+
+
+def steps_too_small(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the steps hardly moved any token, and that the reward did not rise."""
+    if found := _hardly_moved(run):
+        span, what = found
+        yield span.finding(
+            "warning",
+            f"{what}: the steps are too small{step_size(run, span)}.",
+            "Raise optim.lr, or make more passes (train.passes).",
+        )
+
+
+def steps_too_large(run: RunMetrics) -> Iterator[Finding]:
+    """Report that single steps change the policy a lot, or that the steps undo each other."""
+    if _hardly_moved(run):
+        return
+    advice = "Lower optim.lr, make fewer passes (train.passes), or take more questions per step (train.prompts)."
+    if span := _any_above(run.span("step_kl"), HUGE_STEP) or run.lasting("step_kl", above=LARGE_STEP):
+        yield span.finding(
+            "warning",
+            f"one step moves the policy by {span.mean:.2g} nats per token (KL), which is far{step_size(run, span)}.",
+            advice,
+        )
+    elif objective(run) not in SEQUENCE and (span := run.lasting("attained", below=-0.05)):
+        wrong = run.mean("moved_wrong_way", span, unknown=1.0)
+        if wrong >= 0.5:
+            yield span.finding(
+                "warning",
+                f"more probability moved against the pushes than with them (attained {span.mean:.1%}): the steps undo "
+                f"each other{step_size(run, span)}.",
+                advice,
+            )
+
+
+def _hardly_moved(run: RunMetrics) -> tuple[Span, str] | None:
+    """Return the steps that hardly moved any token and how little that was; None if they moved some, or helped.
+
+    A single step may have only a few tokens: so most measured steps have to be small, not all.
+    """
+    ends = run.first_and_last("reward")
+    if ends is not None and significant_change(*ends) > 0:
+        return None
+    if still := run.lasting("moved_not", above=0.5):
+        return still, f"{still.mean:.0%} of what was pushed did not move"
+    way = run.span("attained")
+    small = sum(abs(value) < SMALL_PROGRESS for value in way.values)
+    if len(way.steps) < MIN_STEPS or small < 0.75 * len(way.steps):
+        return None
+    where = f"in {small:,} of the {len(way.steps):,} measured steps"
+    return way, f"{where}, tokens went less than {SMALL_PROGRESS:.1%} of the way to the bounds"
+
+
+def _any_above(whole: Span, limit: float) -> Span | None:
+    found = [(step, value) for step, value in zip(whole.steps, whole.values, strict=True) if value > limit]
+    steps, values = tuple(step for step, _ in found), tuple(value for _, value in found)
+    return Span(whole.metric, steps, values) if found else None
+
+
+def overshooting(run: RunMetrics) -> Iterator[Finding]:
+    """Report that many tokens went beyond the bound of the objective, and that the reward did not rise.
+
+    A tenth is usual, and a run that learns well may have more.
+    """
+    span, ends = run.lasting("overshoot", above=0.2), run.first_and_last("reward")
+    risen = ends is not None and significant_change(*ends) > 0
+    if span and not risen and objective(run) not in SEQUENCE and not _hardly_moved(run):
+        yield span.finding(
+            "note",
+            f"{span.mean:.0%} of the tokens went beyond the bound that the objective sets for them"
+            f"{step_size(run, span)}, and the reward did not rise.",
+            "Make fewer passes (train.passes), end them early (train.stop), or lower optim.lr.",
+        )
+
+
+def spent_on_certain(run: RunMetrics) -> Iterator[Finding]:
+    """Report that nearly all of the push goes to tokens that can hardly move."""
+    if span := run.lasting("certain", above=0.95):
+        yield span.finding(
+            "note",
+            f"{span.mean:.0%} of the push goes to tokens that are already above 99 % and can hardly move.",
+            "Train only on uncertain tokens (the batch transform high_entropy).",
+        )
+
+
+def out_of_reach(run: RunMetrics) -> Iterator[Finding]:
+    """Report that most bounds are beyond probability 1."""
+    if span := run.lasting("unreachable", above=0.8):
+        yield span.finding(
+            "note",
+            f"for {span.mean:.0%} of the pushed tokens the bound is beyond probability 1: the clip limits almost "
+            "nothing.",
+            'The objective "target" sets targets that can be reached (docs/methods/target.md).',
+        )
+
+
+def clipped_too_much(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the last pass has few tokens left to push."""
+    span = run.lasting("clip_ratio/region_mean", above=0.4)
+    if span and objective(run) not in SEQUENCE:
+        yield span.finding(
+            "warning",
+            f"{span.mean:.0%} of the tokens are clipped and get no gradient in the last pass.",
+            "Use fewer passes (train.passes) or minibatches (train.minibatches), or wider bounds.",
+        )
+
+
+def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
+    """Report that no token was clipped although a step makes several passes."""
+    span = run.lasting("clip_ratio/region_mean", below=1e-6, least=4 * MIN_STEPS)
+    if span and objective(run) in CLIPPED and (passes := run.mean("passes/done", span, unknown=1.0)) > 1.5:
+        yield span.finding(
+            "note",
+            f"with {passes:.0f} passes per step no token was clipped: the passes hardly move the policy"
+            f"{step_size(run, span)}.",
+            "Make one pass (train.passes): the others cost time and have little effect.",
+        )
+
+
+def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
+    """Report that tokens moved as intended. Without spread in the rewards other terms alone pushed them: no news."""
+    moved = run.span("moved_right_way")
+    if (
+        len(moved.steps) >= MIN_STEPS
+        and moved.mean > 0.7
+        and run.mean("frac_reward_zero_std", moved, unknown=0.0) < 0.8
+    ):
+        counted = sum(run.span("moved/tokens").values)
+        among = f" ({counted:,.0f} tokens were measured)" if counted else ""
+        yield moved.finding(
+            "good",
+            f"{moved.mean:.1%} of the pushed tokens moved as intended, weighted by how far the pushes could move "
+            f"them{among}.",
+        )
+
+
+def objective(run: RunMetrics) -> Any:
+    """Return the name of the run's objective, or None if its recipe is not known."""
+    return run.setting("train.objective.name", run.setting("train.objective"))
+
+
+def step_size(run: RunMetrics, over: Span) -> str:
+    """Describe the size of the steps: the learning rate, and the norm of the gradient if it is clipped."""
+    rate, norm = (run.mean(metric, over, unknown=math.nan) for metric in ("learning_rate", "grad_norm"))
+    limit = float(run.setting("optim.clip_norm", 1.0))
+    description = "" if math.isnan(rate) else f" (learning rate {rate:.2g})"
+    if norm > 10 * limit:
+        description += f"; the gradient norm, {norm:.3g}, is clipped to {limit:g} (optim.clip_norm)"
+    return description

@@ -1,0 +1,74 @@
+"""Rules about episodes of several turns: does the policy call its tools, and do the calls get it anywhere?"""
+
+from collections.abc import Iterator
+
+from outdo.extras.doctor.series import Finding, RunMetrics
+
+
+def calls_not_read(run: RunMetrics) -> Iterator[Finding]:
+    """Report that most calls cannot be read."""
+    if span := run.lasting("tools/unparsed_ratio", above=0.5):
+        yield span.finding(
+            "warning",
+            f"{span.mean:.0%} of the calls of tools cannot be read, so that the policy gets no results.",
+            "It does not know the format of a call: fine-tune it on a few conversations with calls (outdo sft), and "
+            "look at what it writes in the record (outdo inspect).",
+        )
+
+
+def calls_fail(run: RunMetrics) -> Iterator[Finding]:
+    """Report that many calls that can be read have no result."""
+    if span := run.lasting("tools/failed_ratio", above=0.3):
+        yield span.finding(
+            "warning",
+            f"{span.mean:.0%} of the calls of tools end with an error: the tool does not exist, raises, or is late.",
+            "tools/unknown, tools/raised and tools/timed_out say which; outdo inspect shows the messages.",
+        )
+
+
+def no_calls(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the policy has tools and does not call them."""
+    if span := run.lasting("tools/calls", below=0.5):
+        before = run.span("tools/calls", last=span.steps[0] - 1)
+        stopped = "has stopped calling" if any(before.values) else "never calls"
+        yield span.finding(
+            "warning",
+            f"the policy {stopped} its tools.",
+            "If the questions need them, fine-tune it on a few conversations with calls (outdo sft); an answer without "
+            "them should not have a higher reward.",
+        )
+
+
+def always_one_call(run: RunMetrics) -> Iterator[Finding]:
+    """Report that each episode has exactly one call, whatever the question."""
+    span = run.lasting("tools/most_calls", above=0.5, below=1.5)
+    if span and run.mean("tools/fewest_calls", span, unknown=0.0) == 1.0:
+        yield span.finding(
+            "note",
+            "every episode calls a tool exactly once, whatever the question.",
+            "This is right if one call suffices. Otherwise look whether the reward pays for a call, not for its use.",
+        )
+
+
+def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
+    """Report that most episodes end because they have no turn left."""
+    if span := run.lasting("completions/turns_ratio", above=0.5):
+        limit, setting = f"the limit of {run.setting('environment.turns', 8)} turns", "environment.turns"
+        if run.setting("environment.environments"):
+            limit, setting = "their limit of turns", "turns of the environments"
+        yield span.finding(
+            "warning",
+            f"{span.mean:.0%} of the episodes end at {limit}.",
+            f"Raise {setting}, or give episodes that end by themselves a higher reward.",
+        )
+
+
+def reward_follows_calls(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the reward pays for calls, and not for what comes of them."""
+    if span := run.lasting("reward_calls_correlation", above=0.9):
+        yield span.finding(
+            "warning",
+            f"within groups the reward follows the number of calls (correlation {span.mean:.2f}), also among answers "
+            "that are equally right.",
+            "The reward pays for the form of an answer: let the right result weigh more than a call.",
+        )

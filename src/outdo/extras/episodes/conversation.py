@@ -1,0 +1,209 @@
+"""An episode while it runs: its tokens, which of them the policy sampled, and its rewards."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from outdo.extras.episodes.episode import LateError, Player
+from outdo.models.prompt_encoding import Message
+from outdo.rewards.environment import NAME
+from outdo.rewards.failures import output_of_error
+from outdo.rewards.types import (
+    FailureCount,
+    Reward,
+    RewardOutput,
+    Status,
+    output_without_value,
+    reward_input,
+    to_output,
+)
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.capabilities import divide_episodes
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.types import Completion, FinishReason, Group, Prompt, Rollout
+from outdo.utils.errors import MachineError
+from outdo.utils.rng import Stream
+from outdo.utils.timing import span
+
+TOKENS_READ = "engine/tokens_read"
+"""The count of the tokens that the model computed in an episode."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """An episode so far. Index t of `token_ids`, `sampled`, `logprobs` and `rewards` is about the same token."""
+
+    prompt: Prompt
+    stream: Stream
+    player: Player | None = None  # None: it could not be made, or the episode has ended
+    token_ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    rewards: dict[int, float] = field(default_factory=dict)  # of turns, by the place of their last token
+    final_reward: float | None = None
+    group_reward: float | None = None  # by comparison with the other episodes of its group
+    right: bool | None = None  # the verdict of the environment, if it gave one
+    messages: list[Message] = field(default_factory=list)
+    turns: int = 0
+    last_turn: Completion
+    text: str = ""  # of the last turn
+    finish_reason: FinishReason | None = None  # None: it goes on
+    failure: RewardOutput | None = None
+    counts: Counter[str] = field(default_factory=Counter)  # of events; those of the player when it has ended
+    tool_seconds: dict[str, list[float]] = field(default_factory=dict)  # see `Rollout.tool_seconds`; the same
+    forks: list[tuple[int, int]] = field(default_factory=list)  # see `Rollout.forks`
+
+    def add_turn(self, completion: Completion, text: str) -> None:
+        """Append what the policy sampled."""
+        self.token_ids += completion.token_ids
+        self.sampled += [True] * len(completion.token_ids)
+        self.logprobs += completion.logprobs
+        self.turns += 1
+        if completion.tokens_read is not None:
+            self.counts[TOKENS_READ] += completion.tokens_read
+        self.last_turn = completion
+        self.text = text
+
+    def add_environment(self, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
+        """Append what the environment wrote."""
+        self.token_ids += token_ids
+        self.sampled += [False] * len(token_ids)
+        self.logprobs += [0.0] * len(token_ids)
+        self.messages += messages
+
+    def fail(self, error: Exception) -> None:
+        """End the episode, because the environment failed: it has a verdict, and no reward.
+
+        A `MachineError` is raised again: without what a tool needs, no episode can go on.
+        """
+        if isinstance(error, MachineError):
+            raise error
+        late = isinstance(error, LateError)
+        self.failure = (
+            output_without_value(Status.timed_out, str(error), NAME) if late else output_of_error(error, NAME)
+        )
+        self.finish_reason = FinishReason.abort
+
+    def checked_reward(self, reward: object) -> float:
+        """Return a reward of the environment; True and False also say whether the episode is right.
+
+        Raises `ValueError` if it is not a finite number.
+        """
+        output = to_output(reward, NAME)
+        if output.status is not Status.ok:
+            raise ValueError(output.reason or "a reward of the environment is no number")
+        self.right = self.right if output.right is None else output.right
+        return output.value
+
+    def add_rewards(self, output: RewardOutput) -> RewardOutput:
+        """Add the rewards of the environment to that of the recipe; they are its part `environment`."""
+        further = [reward for reward in (self.final_reward, self.group_reward) if reward is not None]
+        given = [*self.rewards.values(), *further]
+        if not given or output.status.is_failure:
+            return output
+        total = to_output(output.value + sum(given), NAME)
+        right = self.right if output.right is None else output.right
+        return replace(total, parts={**output.parts, NAME: sum(given)}, right=right)
+
+    def rollout(self, output: RewardOutput, temperature: float) -> Rollout:
+        """Return the finished episode with its reward. The rewards of turns are on the last tokens of these turns."""
+        rewards: list[float] | None = None
+        if self.rewards and output.status is Status.ok:
+            rewards = [self.rewards.get(place, 0.0) for place in range(len(self.token_ids))]
+            last = max(place for place, sampled in enumerate(self.sampled) if sampled)
+            rewards[last] += output.value - sum(self.rewards.values())
+        return Rollout(
+            token_ids=tuple(self.token_ids),
+            loss_mask=tuple(self.sampled),
+            logprobs=tuple(self.logprobs),
+            text=self.text,
+            reward=output.value,
+            right=output.right,
+            status=str(output.status),
+            reward_parts=output.parts,
+            finish_reason=self.finish_reason or FinishReason.length,  # None: there was no room for a turn
+            policy_version=self.last_turn.policy_version,
+            temperature=temperature,
+            token_rewards=None if rewards is None else tuple(rewards),
+            routes=self.last_turn.routes,  # the last request had all tokens before it
+            counts=dict(self.counts),
+            tool_seconds={name: tuple(seconds) for name, seconds in self.tool_seconds.items()},
+            forks=tuple(self.forks),
+        )
+
+
+Episodes = tuple[Prompt, Sequence[Stream]]
+"""A prompt, and the streams of random numbers of its episodes."""
+
+
+def play_episodes(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    n: int,
+    play: Callable[[Engine, Sequence[Episodes]], list[Conversation]],
+    *,
+    step: int,
+    purpose: str,
+) -> list[Conversation]:
+    """Return `n` finished episodes of each prompt, neighbours; of several replicas the engine says who plays which.
+
+    A prompt that is in `prompts` twice gets 2n different samples: no random number is used twice, whoever plays.
+    """
+    samples: Counter[str] = Counter()
+    groups: list[Episodes] = []
+    for prompt in prompts:
+        first = samples[prompt.id]
+        samples[prompt.id] += n
+        groups.append((prompt, [Stream(purpose, step, prompt.id, sample) for sample in range(first, first + n)]))
+    return divide_episodes(engine, groups, play)
+
+
+def groups_of(
+    conversations: Sequence[Conversation], outputs: Sequence[RewardOutput], sampling: SamplingParams, n: int
+) -> list[Group]:
+    """Return scored episodes as groups of `n`. A group has the prompt with what the episodes have added to it."""
+    rollouts = [
+        conversation.rollout(output, sampling.temperature or 1.0)
+        for conversation, output in zip(conversations, outputs, strict=True)
+    ]
+    return [
+        Group(prompt=conversations[first].prompt, rollouts=tuple(rollouts[first : first + n]))
+        for first in range(0, len(rollouts), n)
+    ]
+
+
+def score_conversations(
+    conversations: Sequence[Conversation],
+    decode: Callable[[Sequence[int]], str],
+    reward: Reward | None,
+    *,
+    failures: FailureCount,
+    max_failed: float,
+    step_timeout: float,
+) -> list[RewardOutput]:
+    """Return the reward of each episode, or the verdict on an environment that failed.
+
+    Raises `RewardError` if more than the share `max_failed` of the episodes of the step has failed.
+    """
+    rendered = {each: decode(each) for each in {conversation.prompt.token_ids for conversation in conversations}}
+    inputs = [
+        reward_input(
+            each.prompt,
+            each.text,
+            each.last_turn.token_ids,
+            rendered_prompt=rendered[each.prompt.token_ids],
+            messages=each.messages,
+        )
+        for each in conversations
+    ]
+    scored = [place for place, each in enumerate(conversations) if each.failure is None]
+    with span("reward"), failures.within(step_timeout):
+        of_recipe = reward([inputs[place] for place in scored]) if reward and scored else None
+    given = dict(zip(scored, of_recipe or [NO_REWARD] * len(scored), strict=True))
+    outputs = [each.failure or each.add_rewards(given[place]) for place, each in enumerate(conversations)]
+    failures.check(outputs, inputs, max_failed)
+    return outputs
+
+
+NO_REWARD = RewardOutput(value=0.0, status=Status.ok, parts={})
+"""What the rewards of the environment are added to where no reward function is given."""

@@ -1,0 +1,1 @@
+"""What an objective does to one token: its gradient, its bounds, and where it stops."""

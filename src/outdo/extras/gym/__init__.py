@@ -1,0 +1,1 @@
+"""The tasks of reasoning-gym: their questions, and the rewards of their answers."""

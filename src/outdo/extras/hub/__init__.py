@@ -1,0 +1,1 @@
+"""Data sets from the Hugging Face Hub, and uploads to it."""

@@ -1,0 +1,51 @@
+"""`outdo glossary`: what a metric means."""
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from outdo.cli.output import print_text
+from outdo.extras.page import glossary
+from outdo.utils.errors import UserError
+from outdo.utils.text import mark_invisible
+
+TOPICS: Mapping[str, str] = {
+    "outcome": "Did training help?",
+    "data": "Did the questions teach anything?",
+    "tokens": "Did the tokens move as they should?",
+    "policy": "How is the policy doing?",
+    "engine": "Are sampler and trainer the same policy?",
+    "cost": "What does it cost?",
+}
+
+
+def command(
+    metric: Annotated[str | None, typer.Argument(help="unset: all of them", show_default=False)] = None,
+) -> None:
+    """Print what one metric means, or a list of all."""
+    run_glossary(metric, Console())
+
+
+def run_glossary(metric: str | None, console: Console) -> None:
+    """Print what a metric means; without one, list all of them by topic. Raises `UserError` for an unknown metric."""
+    if metric is None:
+        for topic, entries in groupby(glossary.entries(), key=lambda entry: entry.topic):
+            print_text(console, Text(TOPICS[topic], style="bold"))
+            for entry in entries:
+                print_text(console, Text.assemble((f"{entry.name}  ", "cyan"), entry.title))
+        return
+    entry = glossary.entry(metric)
+    if entry is None:
+        near = glossary.nearest(metric)
+        hint = f"; did you mean {near}?" if near else "; `outdo glossary` lists all of them"
+        raise UserError([f"{metric}: outdo writes no such metric{hint}"])
+    title, name = mark_invisible(entry.title, spaces=False), mark_invisible(entry.name)
+    print_text(console, Text.assemble((title, "bold"), f"  ({name})"))
+    texts = {"what": entry.what, "sample size": entry.n, "healthy": entry.healthy, "otherwise": entry.otherwise}
+    for label, text in texts.items():
+        if text is not None:
+            print_text(console, Text.assemble((f"{label}: ", "cyan"), text))

@@ -1,0 +1,76 @@
+"""Two points of a run that `outdo inspect --compare` names, and what the run has there: evaluations and checkpoints."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from outdo.extras.page.held_out import Comparison
+from outdo.storage import held_out_answers
+
+START = "start"
+"""The name of the evaluation before the first step."""
+
+Points = tuple[str, str]
+
+
+def step_of(point: str) -> int | None:
+    """Return the step of `start`, `20`, `step_20` or `step_000020`; None for another name."""
+    number = "0" if point == START else point.removeprefix("step_")
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 16 else None
+
+
+def unusable(run: Path, points: Points) -> Iterator[str]:
+    """Yield why two points cannot be compared: one is unknown, or they have nothing in common that can be compared."""
+    evaluated, saved = held_out_answers.evaluated_steps(run), checkpoint_steps(run)
+    unknown = [point for point in points if step_of(point) not in (*evaluated, *saved)]
+    known = f"evaluations: {_names(evaluated)}; checkpoints: {_names(saved)}"
+    for point in unknown:
+        yield f"{run}: --compare {point}: neither an evaluation nor a checkpoint; {known}"
+    if not unknown and evaluations(run, points) is None and checkpoints(run, points) is None:
+        yield f"{run}: --compare takes two evaluations or two checkpoints; {known}"
+
+
+def evaluations(run: Path, points: Points) -> tuple[int, int] | None:
+    """Return the steps of the two points if the run was evaluated after both."""
+    return _both(points, held_out_answers.evaluated_steps(run))
+
+
+def checkpoints(run: Path, points: Points) -> tuple[int, int] | None:
+    """Return the steps of the two points if the run has a checkpoint of both."""
+    return _both(points, checkpoint_steps(run))
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Return the folder of the checkpoint after `step`."""
+    return run / "checkpoints" / f"step_{step:06d}"
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Return the steps of the run's checkpoints, in order."""
+    names = [path.name.removeprefix("step_") for path in (run / "checkpoints").glob("step_*") if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def sentence(found: Comparison) -> str:
+    """Describe a comparison of two evaluations."""
+    right = found.by == "right"
+    better, worse = ("became right", "became wrong") if right else ("got a better reward", "got a worse one")
+    test = "McNemar's exact test" if right else "exact sign test"
+    changed = found.fixed + found.broken
+    return (
+        f"held-out answers {_when(found.first)} and {_when(found.last)}: of {found.questions:,} questions "
+        f"{found.fixed:,} {better}, {found.broken:,} {worse}, {found.unchanged:,} did not change; p = {found.p:.2g} "
+        f"({test}, n = {changed:,} that changed)"
+    )
+
+
+def _when(step: int) -> str:
+    return f"after step {step}" if step else "before the first step"
+
+
+def _both(points: Points, known: list[int]) -> tuple[int, int] | None:
+    first, last = (step_of(point) for point in points)
+    return (first, last) if first in known and last in known and first is not None and last is not None else None
+
+
+def _names(steps: list[int]) -> str:
+    return ", ".join(f"step_{step}" if step else START for step in steps) or "none"

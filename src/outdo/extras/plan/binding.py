@@ -1,0 +1,79 @@
+"""Name what binds a step: the part that would have to become shorter for the step to become shorter."""
+
+from outdo.extras.plan import memory, timing
+from outdo.extras.plan.hardware import Card
+from outdo.extras.plan.layout import Prediction
+from outdo.extras.plan.shapes import BFLOAT16, Shape
+from outdo.extras.plan.workload import Workload
+
+
+def binds(found: Prediction, shape: Shape, card: Card, work: Workload) -> str:
+    """Return a sentence about the part of a step that binds."""
+    if found.layout.staleness > 0:
+        waits = found.trainer_idle - found.update > 0.1 * found.step
+        return _sampling(found, shape, card, work) if waits else _training(found, work)
+    parts = {
+        "sampling": found.sampling,
+        "training": found.training + found.scoring - found.rewards,
+        "rewards": found.rewards,
+        "update": found.update,
+        "host": found.host,
+    }
+    largest = max(parts, key=lambda name: parts[name])
+    if largest == "sampling":
+        return _sampling(found, shape, card, work)
+    if largest == "training":
+        return _training(found, work)
+    if largest == "rewards":
+        return _rewards(found, work)
+    if largest == "update":
+        return f"the weight update: {found.update:,.1f} s in which nobody works; a larger batch makes it rarer"
+    return (
+        f"the host: {found.host:g} s of rewards, batches and metrics in each step; the batch is too small for this "
+        "cluster"
+    )
+
+
+def _rewards(found: Prediction, work: Workload) -> str:
+    shared = found.layout.shards > 1 and found.layout.staleness == 0
+    alone = "" if shared or not any(each.divided for each in work.rewards) else ", by the first device alone"
+    return (
+        f"the reward models: {found.rewards:,.1f} s{alone}; replicas that divide their models (cluster.shard) share it"
+    )
+
+
+def _sampling(found: Prediction, shape: Shape, card: Card, work: Workload) -> str:
+    if found.alone > 0.4 * found.sampling:
+        return (
+            f"the longest answers: in {found.alone:,.0f} of {found.sampling:,.0f} s of sampling, at most a tenth of an "
+            "engine's answers run. More devices do not help; a shorter limit, a faster engine or staleness do"
+        )
+    width = found.layout.width
+    tokens = found.running * (work.prompt_tokens + work.lengths.mean / 2)
+    seconds = {
+        "reading the weights": BFLOAT16 * float(shape.touched(found.running)) / width / card.bandwidth,
+        "reading keys and values": tokens * memory.cache_bytes(shape, width) / card.bandwidth,
+        "arithmetic": found.running * 2 * shape.active / width / card.peak,
+    }
+    latency = 2 * shape.layers * timing.HOP["machine" if width <= card.machine else "network"] if width > 1 else 0.0
+    seconds["the latency between the devices of an engine"] = latency
+    largest = max(seconds, key=lambda name: seconds[name])
+    return (
+        f"sampling: {largest}, with {found.running:,.0f} answers on an engine of {width}; more engines make it faster"
+    )
+
+
+def _training(found: Prediction, work: Workload) -> str:
+    whole = found.training + found.scoring - found.rewards
+    if found.gathering > 0.5 * found.training:
+        return (
+            f"training: {found.gathering:,.1f} of {whole:,.1f} s wait for weights and gradients of other devices"
+            f"{' and of main memory' * found.layout.offload}; larger micro-batches or fewer shards wait less"
+        )
+    streams = max(1, found.layout.trainers // (found.layout.sequence * found.layout.pipeline))
+    if work.tokens / work.optimiser_steps / streams < work.longest:
+        return (
+            "training: the longest answer, which one device computes alone, is more than the others have to do; more "
+            "devices help only together with more answers or sequence parallelism"
+        )
+    return f"training: arithmetic, {whole:,.1f} s of a step; more trainers make it shorter in proportion"

@@ -1,0 +1,306 @@
+"""`outdo quickstart`: train a model by GRPO, and show its accuracy and its answers before and after.
+
+The model is SmolLM2-135M-Instruct, or a small one that is built and fine-tuned here. The command uses what the other
+commands use: it fine-tunes as `outdo sft` does, writes a recipe, trains by it as `outdo train` does, and ends with what
+`outdo doctor` finds.
+"""
+
+import itertools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from outdo.cli.answering import answering
+from outdo.cli.arguments import Engine
+from outdo.cli.commands import COMMANDS
+from outdo.cli.output import program
+from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
+from outdo.cli.train import run_train
+from outdo.config.engines import is_remote
+from outdo.config.messages import to_toml
+from outdo.config.recipe import Piece, Recipe
+from outdo.data.prompts import Prompts
+from outdo.data.questions import Question, questions_from
+from outdo.distributed.worker_pool import WorkerPool
+from outdo.extras.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
+from outdo.extras.quickstart.model import build
+from outdo.extras.quickstart.task import Data, SmallModel, Task
+from outdo.extras.sft.sft import sft
+from outdo.extras.sft.sft_examples import encode_examples, read_examples
+from outdo.models.device import make_deterministic
+from outdo.models.gguf_folder import converted
+from outdo.models.policy import Policy
+from outdo.rewards import load_reward
+from outdo.storage import held_out_answers
+from outdo.storage.atomic import write_text_atomically
+from outdo.trainer.display import Display
+from outdo.trainer.engines import named_engine, open_engine
+from outdo.trainer.environment import open_environment
+from outdo.trainer.find_model import find_model
+from outdo.trainer.preflight import check
+from outdo.utils.errors import UserError
+from outdo.utils.extras import load_extra, missing_extra
+
+TASKS: Mapping[str, Task] = {
+    "sentences": sentences.TASK,
+    "sums": sums.TASK,
+    "calculator": calculator.TASK,
+    "guessing": guessing.TASK,
+    "programs": programs.TASK,
+}
+"""The tasks by the names that `--task` takes."""
+CARELESS: Mapping[str, Task] = {"sentences": sentences.CARELESS_TASK}
+"""The same with a careless reward, by the same names."""
+
+REWARD = "reward.py"
+"""The file of a task's reward, in its folder."""
+ANSWERED, SHOWN = 32, 3  # questions that are answered before and after, and those of them that are shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """An answer, or an episode with all that was said in it."""
+
+    text: str
+    right: bool | None  # None: not defined by the rewards
+
+    def __str__(self) -> str:
+        return self.text + {True: " right", False: " wrong", None: ""}[self.right]
+
+
+def command(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[SETTING]...", help="settings of the run: cluster.replicas=2 ...")
+    ] = None,
+    *,
+    task: Annotated[
+        Literal["sentences", "sums", "calculator", "guessing", "programs"],
+        typer.Option(
+            help="sentences that meet constraints, by SmolLM2-135M-Instruct; or with a small model that is made here: "
+            "sums in writing; products with a tool; a guessing game of several turns; programs in a sandbox"
+        ),
+    ] = "sentences",
+    careless: Annotated[
+        bool, typer.Option("--careless", help="sentences with a reward that forgets the topic: a hack, and its signs")
+    ] = False,
+    folder: Annotated[Path, typer.Option(help="folder for the data and the runs")] = Path("quickstart"),
+    seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
+    engine: Engine = None,
+) -> int:
+    """Train the model of a task, and show the results."""
+    return run_quickstart(
+        folder,
+        task=task,
+        careless=careless,
+        seed=seed,
+        display=Display(),
+        engine=engine,
+        overrides=settings or [],
+    )
+
+
+def run_quickstart(
+    folder: Path,
+    *,
+    task: str = "sentences",
+    careless: bool = False,
+    seed: int,
+    display: Display,
+    engine: str | None = None,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Train the model of a task by GRPO, and show the results; return the exit status.
+
+    A small model is built and fine-tuned first, once per seed. `careless` takes the reward that forgets the topic.
+    `overrides` are settings of the run by GRPO, in addition to those of its recipe.
+
+    Raises `UserError` if the task has no careless reward, and `ModelError` if its model cannot be downloaded.
+    """
+    if careless and task not in CARELESS:
+        raise UserError([f"--careless: the task {task} has no careless reward; {' and '.join(CARELESS)} has one"])
+    chosen = (CARELESS if careless else TASKS)[task]
+    sampler = named_engine(engine)
+    home = home_of(folder, "careless" if careless else task, seed)
+    model = home / "warm" if chosen.small else smollm2.model_file(display)
+    data, run = write_data(home, seed, chosen), _free(home)
+    recipe = write_recipe(run.with_suffix(".toml"), chosen, model, data, seed, sampler)
+    arguments = [str(recipe), f"run={run}", *overrides]
+    if chosen.small:
+        _prepare(chosen, chosen.small, model, data["demonstrations"], seed, arguments, display)
+    else:
+        with display.working(f"making a model folder of {model.name}, once"):
+            converted(model)
+    display.say(f"training by {recipe}, as `outdo train {shlex.join(arguments)}` does")
+    status = run_train(arguments, display)
+    if status == 0:
+        conclude(run, model, data["held_out"], display)
+        further = ["inspect {run}", "chat {run}", "eval {run}", *chosen.further]
+        for each in further:
+            display.say(f"  {program()} {each.format(run=run, reward=home / REWARD)}")
+    return status
+
+
+def home_of(folder: Path, task: str, seed: int) -> Path:
+    """Return the folder of a task and a seed."""
+    return (folder if task == "sums" else folder / task) / f"seed-{seed}"
+
+
+def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Path]:
+    """Write the task as files: worked examples, questions to train on, held-out questions, and its reward.
+
+    A reward that is there already is kept: the user may have changed it.
+    """
+    data = task.data(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    if task.reward and not (folder / REWARD).exists():
+        write_text_atomically(folder / REWARD, task.reward.read_text(encoding="utf-8"))
+    paths = {each.name: folder / f"{each.name}.jsonl" for each in fields(Data) if getattr(data, each.name)}
+    for name, path in paths.items():
+        write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in getattr(data, name)))
+    return paths
+
+
+def fine_tune(task: Task, small: SmallModel, folder: Path, data: Path, seed: int, display: Display) -> Path:
+    """Fine-tune the small model in a folder on the examples of a file; return the folder."""
+    optimiser = replace(settings.WARM_START, total=small.steps)
+    make_deterministic("cpu")  # before the processes start: they take it over
+    with WorkerPool(task.workers - 1) as pool:
+        policy = Policy.load(folder, device="cpu", optimiser=optimiser, pool=pool)
+        pairs, _ = read_examples(str(data))
+        examples = encode_examples(pairs, policy.tokenizer, end_ids=policy.end_ids)
+        prompts = Prompts(examples, per_step=settings.WARM_START_PAIRS, seed=seed)
+        for step in display.track(sft(policy, prompts, steps=small.steps), total=small.steps, what="fine-tuning"):
+            if step.index % 50 == 0 and not display.live:
+                display.say(f"fine-tuning {step.index}/{small.steps}  loss {-step.likelihood:.3f}")
+    policy.save(folder)
+    return folder
+
+
+def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], seed: int, engine: Piece) -> Path:
+    """Write the recipe of the run, as a user would write it; of the engine only if it is not the built-in one."""
+    reward = f'rewards = "{path.with_name(REWARD)}:score"\n' if task.reward else ""
+    text = settings.RECIPE.format(
+        model=model,
+        questions=data["questions"],
+        held_out=data["held_out"],
+        seed=seed,
+        threads=task.threads or task.workers,
+        workers=task.workers,
+        task=reward + task.recipe,
+        train=task.train,
+        steps=task.steps,
+        prompts=task.prompts,
+        max_tokens=task.max_tokens,
+        lr=task.lr,
+        schedule=task.schedule,
+        rows=task.rows,
+        samples=task.samples,
+        evaluation=task.evaluation,
+        checkpoint=task.steps // 2 if task.small else task.steps,
+    )
+    if is_remote(engine):
+        text = text.replace("\n[data]", f"engine = {to_toml(engine.model_dump())}\n\n[data]", 1)
+    write_text_atomically(path, text)
+    return path
+
+
+def conclude(run: Path, model: Path, questions: Path, display: Display) -> None:
+    """Print the accuracy before and after, three questions with both answers, what the doctor finds, and the folder.
+
+    `model` is the one before the run, `questions` are the held-out ones.
+    """
+    summary = json.loads((run / "summary.json").read_text())
+    before, after = summary["before"], summary["after"]
+    table = Table("held-out questions right", "before", "after", title=f"{summary['steps']} steps of GRPO")
+    for name, meaning in (("greedy", "greedy"), ("sampled", "sampled at temperature 1")):
+        table.add_row(meaning, *(_share(numbers, name) for numbers in (before, after)))
+    display.console.print(table)
+
+    trained = find_model(str(run))
+    assert trained.recipe
+    assert trained.step is not None
+    if trained.recipe.environment is None:
+        kind, (asked, *answers) = "greedy", _recorded(run, trained.step)
+    else:  # the record of an evaluation has the last turn of an episode only
+        found = questions_from(str(questions), limit=ANSWERED)
+        kind, asked = "sampled", [str(each.text) for each in found]
+        answers = [_answers(each, found, trained.recipe) for each in (str(model), trained.model)]
+    answered = sorted(zip(asked, *answers, strict=True), key=lambda each: each[1].right is True)  # first the wrong ones
+    table = Table("question", f"{kind} before", f"{kind} after")
+    for question, *both in answered[:SHOWN]:
+        table.add_row(*map(escape, (question, *map(str, both))))
+    display.console.print(table)
+    doctor = COMMANDS["doctor"].function
+    if missing_extra(doctor, "doctor") is None:
+        load_extra(doctor, "doctor")([run])
+    display.say(f"the run is in {run}; training took {summary['seconds']:.0f} s. Try next:")
+
+
+def _prepare(
+    task: Task, small: SmallModel, warm: Path, examples: Path, seed: int, arguments: list[str], display: Display
+) -> None:
+    """Make the small model in the folder `warm`, unless it is there; `arguments` are those of its run."""
+    torch.set_num_threads(1)
+    if warm.exists():
+        display.say(f"the fine-tuned model in {warm} is used again")
+        return
+    new = build(warm.with_name("new"), seed, tokens=small.tokens, is_chat=small.is_chat)
+    _check([*arguments, f"model={new}"])
+    display.say(f"building a model and fine-tuning it on examples in which {small.teacher}")
+    fine_tune(task, small, new, examples, seed, display).rename(warm)
+
+
+def _recorded(run: Path, step: int) -> tuple[list[str], list[Shown], list[Shown]]:
+    """Return the held-out questions, and the greedy answer to each before the run and after `step`."""
+    before, after = (
+        {each["id"]: each for each in held_out_answers.read(run, when) if each["kind"] == "greedy"}
+        for when in (0, step)
+    )
+    asked = [str(each["prompt"]) for each in before.values()]
+    first, last = (
+        [Shown(text=answers[name]["completion"], right=answers[name]["right"]) for name in before]
+        for answers in (before, after)
+    )
+    return asked, first, last
+
+
+def _check(arguments: list[str]) -> None:
+    """Raise `UserError` with every mistake in the recipe of a run, before time is spent on fine-tuning."""
+    recipe = recipe_of(arguments)
+    report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)
+    if report.errors:
+        raise UserError(report.errors)
+
+
+def _answers(model: str, questions: Sequence[Question], recipe: Recipe) -> list[Shown]:
+    """Sample one answer to each question, with the same random numbers for every model."""
+    policy = Policy.load(model, device="cpu")
+    how = answering("quickstart", recipe, k=1, temperature=1.0, max_tokens=None, template=None)
+    reward = load_reward([{**spec, "weight": weight} for spec, weight in recipe.reward_functions])
+    engine = open_engine(named_engine(None), policy)
+    try:
+        environment = open_environment(how.environment, policy, reward, system=how.system)
+        prompts = how.prompts(questions, policy)
+        groups = environment.rollouts(engine, prompts, 1, how.sampling, step=0, purpose="shown")
+        rollouts = [group.rollouts[0] for group in groups]
+        return [Shown(text=engine.decode(each.token_ids), right=each.right) for each in rollouts]
+    finally:
+        engine.close()
+        reward.close()
+
+
+def _share(numbers: Mapping[str, float], name: str) -> str:
+    return f"{numbers[name]:.1%} ({numbers[f'{name}_low']:.1%} to {numbers[f'{name}_high']:.1%})"
+
+
+def _free(folder: Path) -> Path:
+    """Return the first of `run-1`, `run-2`, ... that does not exist."""
+    return next(run for number in itertools.count(1) if not (run := folder / f"run-{number}").exists())

@@ -1,0 +1,150 @@
+"""Measure what answers read: the log-probability that they lose when a word of their question is replaced.
+
+    lost(w) = log π(answer | question) - log π(answer | question with another word in the place of w)
+
+in nats, summed over the tokens of the answer that the policy sampled. An answer that does not depend on a word loses
+nothing. What is asked for with another word is another question: an answer to it has no reason to be likely.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from outdo.extras.record.reading.swaps import Swap, Text, named_places, question_of, swaps, with_question
+from outdo.models.policy import Policy
+from outdo.types import Batch, Group, Prompt, Rollout
+
+Encode = Callable[[Prompt, Text], Sequence[int]]
+"""Returns the token ids of a prompt whose text is another one."""
+
+GROUPS = 2
+"""Groups of a step that are measured."""
+QUESTIONS = 24
+"""Held-out questions that are measured, with one answer to each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What the answers to a question lose without one of its words."""
+
+    swap: Swap
+    lost: float  # nats, the mean over the answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionRead:
+    """What the answers to a question read of it."""
+
+    id: str
+    question: str
+    answers: int
+    reads: Sequence[Read]
+
+    def line(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        reads = [{**asdict(each.swap), "lost": each.lost} for each in self.reads]
+        return {"id": self.id, "question": self.question, "answers": self.answers, "reads": reads}
+
+
+class Reading:
+    """Measures what answers read, with the policy as it is.
+
+    `questions` are some of the run, from which the other words are taken. It takes a forward pass over the answers for
+    each word that is replaced, and one without.
+    """
+
+    def __init__(self, policy: Policy, encode: Encode, questions: Sequence[Text]) -> None:
+        self.policy = policy
+        self.encode = encode
+        self.questions = [question for each in questions if (question := question_of(each))]
+
+    @cached_property
+    def places(self) -> list[str]:
+        """The places of the run's questions that have a metric of their own."""
+        return named_places(self.questions)
+
+    def of_step(self, groups: Sequence[Group]) -> list[QuestionRead]:
+        """Measure all answers of the first groups of a step."""
+        return self.measure(groups[:GROUPS])
+
+    def of_evaluation(self, groups: Sequence[Group]) -> list[QuestionRead]:
+        """Measure the first answer to each of the first held-out questions."""
+        return self.measure(groups[:QUESTIONS], answers=1)
+
+    def measure(self, groups: Sequence[Group], *, answers: int | None = None) -> list[QuestionRead]:
+        """Measure the answers to some questions, at most so many to each; without questions that nothing is read of.
+
+        Left out are questions without a word to replace, answers without a sampled token, episodes of several
+        conversations, and what would be longer than the model's context.
+        """
+        cases = [case for group in groups if (case := self._case(group, answers))]
+        if not cases:
+            return []
+        batch = _batch(cases)
+        sums = (self.policy.logprobs(batch) * batch.loss_mask).sum(1).tolist()  # [B]
+        rows = iter(sums)
+        return [_question_read(case, rows) for case in cases]
+
+    def metrics(self, found: Sequence[QuestionRead]) -> dict[str, float]:
+        """Return `reads/mean`, the nats that an answer loses without a word, `reads/PLACE`, and `reads/questions`."""
+        lost: defaultdict[str, list[float]] = defaultdict(list)
+        for each in (read for question in found for read in question.reads):
+            lost["mean"].append(each.lost)
+            if each.swap.place in self.places:
+                lost[each.swap.place].append(each.lost)
+        means = {f"reads/{name}": math.fsum(values) / len(values) for name, values in lost.items()}
+        return means | ({"reads/questions": float(len(found))} if found else {})
+
+    def _case(self, group: Group, answers: int | None) -> "_Case | None":
+        prompt = group.prompt
+        question = question_of(prompt.text)
+        rollouts = [each for each in group.rollouts if any(each.loss_mask) and not each.forks][:answers]
+        # An environment may write its prompts in another way: then another question cannot be put into them.
+        if not question or not rollouts or tuple(self.encode(prompt, prompt.text)) != prompt.token_ids:
+            return None
+        longest = math.inf if self.policy.context is None else self.policy.context
+        longest -= max(len(each.token_ids) for each in rollouts)
+        found = [
+            (swap, tuple(self.encode(prompt, with_question(prompt.text, swap.of(question)))))
+            for swap in swaps(question, [each for each in self.questions if each != question])
+        ]
+        found = [(swap, ids) for swap, ids in found if len(ids) <= longest]
+        return _Case(prompt, question, rollouts, found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A question, some answers to it, and its prompt with each of the other words."""
+
+    prompt: Prompt
+    question: str
+    rollouts: Sequence[Rollout]
+    swapped: Sequence[tuple[Swap, tuple[int, ...]]]
+
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """The prompt as it is, and with each of the other words."""
+        return [self.prompt.token_ids, *(ids for _, ids in self.swapped)]
+
+
+def _batch(cases: Sequence[_Case]) -> Batch:
+    """Return the answers of each question after each of its prompts; those after one prompt are a group."""
+    rows = [(prompt, rollout) for case in cases for prompt in case.prompts for rollout in case.rollouts]
+    sizes = [len(case.rollouts) for case in cases for _ in case.prompts]
+    return Batch.of_tokens(
+        [prompt for prompt, _ in rows],
+        [rollout.token_ids for _, rollout in rows],
+        masks=[rollout.loss_mask for _, rollout in rows],
+        group=[number for number, size in enumerate(sizes) for _ in range(size)],
+        temperature=[rollout.temperature for _, rollout in rows],
+    )
+
+
+def _question_read(case: _Case, sums: Iterator[float]) -> QuestionRead:
+    """Take the log-probabilities of the answers of a case, prompt by prompt."""
+    whole, *others = [math.fsum(next(sums) for _ in case.rollouts) / len(case.rollouts) for _ in case.prompts]
+    reads = [Read(swap=swap, lost=whole - other) for (swap, _), other in zip(case.swapped, others, strict=True)]
+    return QuestionRead(id=case.prompt.id, question=case.question, answers=len(case.rollouts), reads=reads)

@@ -1,0 +1,178 @@
+"""Measure what a step did, and write it to disk. The training loop calls the recorder after every step."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch import Tensor
+
+from outdo.algorithms.objectives.base import Objective
+from outdo.extras.record import parquet
+from outdo.extras.record.movement import movement_metrics
+from outdo.extras.record.reading.measure import QuestionRead, Reading
+from outdo.extras.record.table import TopTokens, record_table
+from outdo.extras.record.tokens import token_record
+from outdo.extras.record.transfer import Transfer
+from outdo.models.policy import Policy
+from outdo.models.token_text import TokenTexts
+from outdo.storage import reads
+from outdo.types import Batch, Group, Step
+from outdo.utils.rng import Stream, stream_key, uniforms
+
+READ_EVERY = 10
+"""Steps between two measurements of what answers read."""
+
+
+class Recorder:
+    """Writes `tokens/step_000040.parquet` every `every` steps (0: never), and computes the `moved_*` metrics.
+
+    To see what the last optimiser step did, the policy has to score the tokens once more, without gradients. This is
+    done for the share `after` of the groups that were trained on, rounded up, or for "all" of them. The counter-based
+    generator selects whole groups among those with a push; a run that was killed and resumed selects the same ones. The
+    `moved_*` metrics are about these groups, and `moved/tokens` is their number of tokens.
+
+    With `top` the record also has that many most probable tokens at each token of these groups, before and after the
+    step. Those before it are computed by `before`, which has to be called between sampling and update.
+
+    `reading` measures what answers read of their questions, in `before` too.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        *,
+        every: int = 1,
+        after: float | Literal["all"] = 0.0625,
+        top: int = 0,
+        seed: int = 0,
+        reading: Reading | None = None,
+    ) -> None:
+        self.policy = policy
+        self.objective = objective
+        self.every = every
+        self.share = 1.0 if after == "all" else after
+        self.top = top
+        self.seed = seed
+        self.reading = reading
+        self.transfer = Transfer()
+        self.token_texts = TokenTexts(policy.tokenizer)
+        self._before: tuple[int, TopTokens] | None = None  # the step, and what `before` has measured of it
+        self._read: Sequence[QuestionRead] = ()  # what the answers of this step read, measured by `before`
+
+    def __call__(self, step: Step, folder: Path) -> dict[str, float]:
+        """Record a step in the run folder `folder`, if it is due; return its metrics.
+
+        Raises: RunFolderError if the disk refuses.
+        """
+        metrics, write = self.measure(step, folder)
+        if write is not None:
+            write()
+        return metrics
+
+    def before(self, step: int, groups: Sequence[Group]) -> None:
+        """Measure what the answers of a step read, and their most probable tokens, before its first update.
+
+        What they read is measured in the first step and in every `READ_EVERY`th. Which groups will be measured after
+        the step depends on the pushes. These are foreseen: groups whose rewards differ get one, and all groups if the
+        objective has other terms. Other groups have no such tokens before it.
+        """
+        self._before, self._read = None, ()
+        if self.reading is not None and (step == 1 or step % READ_EVERY == 0):
+            self._read = self.reading.of_step(groups)
+        if not self.top or not self.every or step % self.every or not groups:
+            return
+        batch = Batch.from_groups(groups)
+        trained = batch.group[batch.loss_mask.any(1)].unique().tolist()
+        requires = self.objective.requires
+        everywhere = requires.reference or requires.entropy
+        pushed = [number for number in trained if everywhere or groups[number].informative]
+        if chosen := self._choose(step, groups, pushed, trained):
+            self._before = step, self._top(batch, chosen)
+
+    def measure(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None] | None]:
+        """Do what must run before the weights change; return the metrics, and a function that writes the record.
+
+        The function is None if the step gets no record.
+        """
+        metrics = self.transfer.observe(step.index, step.groups) if self.every else {}
+        if self.reading is not None and self._read:
+            metrics |= self.reading.metrics(self._read)
+            reads.write(folder, "training", step.index, [each.line() for each in self._read])
+        if not self.every or step.index % self.every or not len(step.batch):
+            return metrics, None
+        groups = self._groups_to_measure(step)
+        record = token_record(step, self.objective, self._new_logprobs(step, groups))
+        old_top = self._top_before(step, groups)
+        new_top = self._top(step.batch, groups) if groups and self.top else None
+
+        def write() -> None:
+            table = record_table(step, record, self.token_texts, about={}, old_top=old_top, new_top=new_top)
+            parquet.write(folder, step.index, table)
+
+        return metrics | movement_metrics(record, step.batch), write
+
+    def new_logprobs(self, step: Step) -> Tensor | None:
+        """Compute log πθ [B, T] after the step; NaN in groups that are not measured, None if no group is."""
+        return self._new_logprobs(step, self._groups_to_measure(step))
+
+    def _new_logprobs(self, step: Step, groups: Sequence[int]) -> Tensor | None:
+        if not groups:
+            return None
+        rows = _rows_of(step.batch, groups)
+        logprobs = self.policy.logprobs(step.batch.rows(rows))  # [b, t]
+        new_logprobs = torch.full(step.batch.token_ids.shape, torch.nan)
+        new_logprobs[rows, : logprobs.shape[1]] = logprobs
+        return new_logprobs
+
+    def _top(self, batch: Batch, groups: Sequence[int]) -> TopTokens:
+        """Return the most probable tokens of these groups, under the policy as it is now."""
+        rows = _rows_of(batch, groups)
+        token_ids, logprobs = self.policy.top(batch.rows(rows), self.top)
+        return TopTokens(rows=rows.tolist(), token_ids=token_ids, logprobs=logprobs)
+
+    def _top_before(self, step: Step, groups: Sequence[int]) -> TopTokens | None:
+        """Return what `before` has measured of these groups; None if it was not called for this step."""
+        if self._before is None or self._before[0] != step.index:
+            return None
+        found, wanted = self._before[1], set(_rows_of(step.batch, groups).tolist())
+        kept = [place for place, row in enumerate(found.rows) if row in wanted]
+        rows = [found.rows[place] for place in kept]
+        return TopTokens(rows=rows, token_ids=found.token_ids[kept], logprobs=found.logprobs[kept])
+
+    def _groups_to_measure(self, step: Step) -> list[int]:
+        """Return the groups to measure after a step; none if no pass was made."""
+        pushes = [update.tokens["push"] for update in step.updates if update.tokens]
+        if not pushes:
+            return []
+        trained = step.batch.group[step.batch.loss_mask.any(1)].unique().tolist()
+        pushed = step.batch.group[(torch.stack(pushes) != 0).any(0).any(1)].unique().tolist()
+        return self._choose(step.index, step.groups, pushed, trained)
+
+    def _choose(self, step: int, groups: Sequence[Group], pushed: Sequence[int], trained: Sequence[int]) -> list[int]:
+        """Return the groups to measure: all trained ones if `share` is 1, else so many of the pushed ones."""
+        if self.share == 1:
+            return list(trained)
+        ordered = sorted(pushed, key=lambda number: self._random_order(step, number, groups[number]))
+        return ordered[: math.ceil(round(self.share * len(trained), 6))]  # 0.07 of 100 is 7, despite rounding errors
+
+    def _random_order(self, step: int, number: int, group: Group) -> float:
+        """Return a random number in [0, 1): groups are measured in this order."""
+        key = stream_key(self.seed, Stream("record", step, group.prompt.id, number))
+        return float(uniforms(numpy.array([key], numpy.uint64), numpy.zeros(1, numpy.uint64))[0])
+
+    def state(self) -> dict[str, Any]:
+        """Return what later steps need of earlier ones, for a checkpoint."""
+        return self.transfer.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.transfer.load_state(state)
+
+
+def _rows_of(batch: Batch, groups: Sequence[int]) -> Tensor:
+    """Return the row numbers of some groups, in order. [R]"""
+    return torch.isin(batch.group, torch.tensor(groups)).nonzero().squeeze(1)

@@ -1,0 +1,172 @@
+"""The record of a run: what happened to every token, what answers read, and how far they have drifted."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from outdo.algorithms.objectives.base import Objective
+from outdo.config.recipe import Recipe
+from outdo.data.formats import tools_of as tools_in
+from outdo.data.prompts import Prompts
+from outdo.extras.record import parquet
+from outdo.extras.record.background_writer import BackgroundWriter
+from outdo.extras.record.reading.drift import drift_metrics, first_answers
+from outdo.extras.record.reading.measure import Reading
+from outdo.extras.record.reading.swaps import Text
+from outdo.extras.record.recorder import Recorder
+from outdo.extras.record.starting_policy import starting_logprobs
+from outdo.models.bundle import Models
+from outdo.models.policy import Policy
+from outdo.models.prompt_encoding import encode_prompt
+from outdo.storage import reads
+from outdo.trainer.display import Display
+from outdo.trainer.environment import tools_of
+from outdo.trainer.watchers import Watcher
+from outdo.types import Group, Prompt, Step
+from outdo.utils.errors import ModelError, RunFolderError
+from outdo.utils.text import listed_steps
+from outdo.utils.timing import span
+from outdo.utils.world import World
+
+OTHER_QUESTIONS = 32
+"""Questions of a run of which words are taken to find out what answers read."""
+
+
+@contextmanager
+def recording(recipe: Recipe, folder: Path, display: Display, world: World) -> Iterator[Watcher]:
+    """Record a run inside a `with` block. The folder of the token records is made now, so that a full disk is noticed.
+
+    Raises: RunFolderError if the disk refuses.
+    """
+    if recipe.record.every:
+        parquet.make_folder(folder)
+    yield _Recording(folder, display, world)
+
+
+def recorder_of(recipe: Recipe, policy: Policy, objective: Objective, prompts: Prompts[Prompt]) -> Recorder:
+    """Return the recorder that a recipe describes."""
+    reading = _reading(recipe, policy, prompts) if recipe.record.every else None
+    return Recorder(policy, objective, seed=recipe.seed, reading=reading, **recipe.record.model_dump())
+
+
+class _Recording(Watcher):
+    """A recorder, and the thread that writes what it has measured. The record of a step is waited for in the next."""
+
+    name = "recorder"
+    recorder: Recorder  # since `attach`, like the recipe and the models
+    recipe: Recipe
+    models: Models
+
+    def __init__(self, folder: Path, display: Display, world: World) -> None:
+        self.folder = folder
+        self.display = display
+        self.world = world
+        self._writer = BackgroundWriter()
+        self._error: RunFolderError | None = None  # of a record that could not be written
+        self._step = 0  # the last one
+
+    def attach(self, recipe: Recipe, models: Models, objective: Objective, prompts: Prompts[Prompt]) -> None:
+        self.recipe, self.models = recipe, models
+        self.recorder = recorder_of(recipe, models.policy, objective, prompts)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.recorder.load_state(state)
+
+    def state(self) -> dict[str, Any]:
+        return self.recorder.state()
+
+    def rewind(self, step: int, records: int) -> list[str]:
+        parquet.drop_after(self.folder, step)
+        reads.drop_after(self.folder, step)
+        parquet.remove_leftovers(self.folder)
+        recorded, every = parquet.recorded_steps(self.folder), self.recipe.record.every
+        lost = records - len(recorded)
+        if lost <= 0:
+            return []
+        due = [each for each in range(1, step + 1) if every and each % every == 0 and each not in recorded]
+        named = f": {listed_steps(due)}" if len(due) == lost else ""  # unless records were made at other steps before
+        return [f"{self.folder / 'tokens'}: {lost} of the {records} records are missing{named}"]
+
+    @contextmanager
+    def running(self, after: int) -> Iterator[None]:
+        try:
+            with self._writer:
+                yield
+        finally:
+            if self._writer.lost:
+                self.display.say(f"the record of step {self._step} is incomplete: {self._writer.lost}")
+
+    def before(self, step: int, groups: Sequence[Group]) -> None:
+        with span("record"):
+            self.recorder.before(step, groups)
+
+    def after(self, step: Step) -> dict[str, float]:
+        with span("record"):
+            metrics, write = self.recorder.measure(step, self.folder)
+            self._error = self._writer.wait()
+            self._step = step.index
+            if write is not None and self.world.first:
+                self._writer.begin(write)
+        return metrics
+
+    @property
+    def recorded(self) -> bool:
+        return self._writer.is_busy
+
+    def settle(self, *, wait: bool) -> None:
+        if wait:
+            with span("record"):
+                self._error = self._writer.wait()
+        if self._error:
+            raise self._error
+
+    def evaluated(self, step: int, groups: Mapping[str, Sequence[Group]]) -> dict[str, float]:
+        if not self.recipe.record.every or not groups:
+            return {}
+        read = self._read(step, next(iter(groups.values())))
+        return read | self._drift(step, groups.get("sampled") or groups["greedy"])
+
+    def _read(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Measure what answers to held-out questions read; write it and return its metrics."""
+        reading = self.recorder.reading
+        found = reading.of_evaluation(groups) if reading else []
+        if not reading or not found:
+            return {}
+        reads.write(self.folder, "held_out", step, [each.line() for each in found])
+        return reading.metrics(found)
+
+    def _drift(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Measure how far answers have drifted from the starting policy.
+
+        Its files were needed before the first step only. That they are gone later is a warning, and ends no run.
+        """
+        batch = first_answers(groups)
+        if not batch.loss_mask.any():
+            return {}
+        now = self.models.policy.logprobs(batch)
+        try:
+            start = starting_logprobs(self.recipe, self.models, batch, self.world) if step else now
+        except ModelError as error:
+            self.display.say(f"warning: eval/drift is not measured after step {step}: {error}")
+            return {}
+        return {} if start is None else drift_metrics(batch, now, start)
+
+
+def _reading(recipe: Recipe, policy: Policy, prompts: Prompts[Prompt]) -> Reading:
+    """Return what measures what answers read of their questions."""
+    tools = tools_of(recipe.environment)
+
+    def encode(prompt: Prompt, text: Text) -> list[int]:
+        return encode_prompt(
+            policy.tokenizer,
+            text,
+            template=recipe.data.prompt_template,
+            system=recipe.data.system,
+            tools=[*tools(prompt.columns), *tools_in(prompt.columns)],
+            where=f"question {prompt.id}",
+        )
+
+    known = prompts.prompts
+    count = min(OTHER_QUESTIONS, len(known))
+    return Reading(policy, encode, [known[place * len(known) // count].text for place in range(count)])

@@ -1,0 +1,1 @@
+"""Fine-tune a model on given answers, before reinforcement learning."""

@@ -1,0 +1,41 @@
+"""Trackio: a database on this machine, or a Space on the Hugging Face Hub."""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from outdo.extras.trackers.base import Completions, Log, TrackedRun, dashboard_names
+
+
+@contextmanager
+def trackio(
+    run: TrackedRun, *, project: str = "outdo", group: str | None = None, space_id: str | None = None
+) -> Iterator[Log]:
+    """Track a run by Trackio; `space_id` is the Space `owner/name` to write to instead of this machine.
+
+    Trackio continues a run by its name, which therefore ends with random digits.
+    """
+    client: Any = import_module("trackio")  # which outdo's own tests and checks run without: it needs an older pillow
+    tracked = client.init(
+        project,
+        name=run.id or run.keep_id(f"{run.name}-{secrets.token_hex(3)}"),
+        group=group,
+        space_id=space_id,
+        config=run.settings,
+        resume="allow",
+        embed=False,
+    )
+
+    def log(step: int, metrics: Mapping[str, float], completions: Completions) -> None:
+        table = {}
+        if completions:
+            rows = [list(row.values()) for row in completions]
+            table = {"completions": client.Table(columns=list(completions[0]), data=rows)}
+        tracked.log(dashboard_names(metrics) | table, step=step)
+
+    yield log
+    if run.report:
+        tracked.log_artifact(run.report, name=f"report-{tracked.name}", type="report")
+    tracked.finish()

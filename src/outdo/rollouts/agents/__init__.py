@@ -1,1 +1,0 @@
-"""Agents that exist already call the policy through an OpenAI-compatible endpoint, which keeps the exact tokens."""

@@ -1,0 +1,159 @@
+"""The flags of OpenRLHF become a recipe with its numbers, and the loss of its formula."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import batch_of, rollout
+
+from outdo.config.file import load
+from outdo.extras.convert.conversion import table_of, written_recipe
+from outdo.extras.convert.openrlhf import ADVANTAGES, convert_openrlhf
+from outdo.extras.convert.reading import openrlhf_settings
+from outdo.trainer.build_method import advantage_of, objective_of
+from outdo.types import TokenScores
+
+TABLE = table_of("openrlhf")
+NEEDED = {"pretrain": "m", "prompt_data": "x.jsonl", "advantage_estimator": "group_norm", "n_samples_per_prompt": 4}
+WITH: dict[str, dict[str, Any]] = {
+    "advantage_estimator": {"advantage_estimator": "rloo"},
+    "policy_loss_type": {"policy_loss_type": "gspo"},
+    "kl_estimator": {"kl_estimator": "k3"},
+    "kl_horizon": {"kl_horizon": 500, "kl_target": 0.1},
+    "prompt_split": {"prompt_split": "all", "prompt_data": "owner/name"},
+    "lr_scheduler": {"lr_scheduler": "constant"},
+    "adam_betas": {"adam_betas": [0.8, 0.9]},
+    "reward_clip_range": {"reward_clip_range": [-1, 1]},
+    "dynamic_filtering_reward_range": {"dynamic_filtering_reward_range": [0, 2], "dynamic_filtering": True},
+    "train_batch_size": {"train_batch_size": 256},
+    "max_samples": {"max_samples": 500},
+    "overlong_penalty_factor": {"overlong_penalty_factor": 0.5, "overlong_buffer_len": 128},
+    "vllm_is_truncated_threshold": {"vllm_is_truncated_threshold": 3.0, "enable_vllm_is_correction": True},
+    "eval_steps": {"eval_steps": 5, "eval_dataset": "y.jsonl"},
+    "eval_n_samples_per_prompt": {"eval_n_samples_per_prompt": 2, "eval_steps": 5, "eval_dataset": "y.jsonl"},
+    "l2": {"l2": 0.1},
+    "top_p": {"top_p": 0.9},
+    "save_steps": {"save_steps": 5},
+    "lora_rank": {"lora_rank": 8},
+    "lora_alpha": {"lora_rank": 8, "lora_alpha": 8},
+    "lora_dropout": {"lora_rank": 8, "lora_dropout": 0.1},
+    "load_in_4bit": {"lora_rank": 8, "load_in_4bit": True},
+    "target_modules": {"lora_rank": 8, "target_modules": ["q_proj"]},
+}
+for _name in ("gamma", "lambd", "value_clip", "critic_learning_rate", "freezing_actor_steps"):
+    WITH[_name] = {_name: 4 if _name == "freezing_actor_steps" else 0.25, "advantage_estimator": "gae"}
+PLACES = {"save_path", "ckpt_path", "max_ckpt_num"}
+"""Where checkpoints are, and how many: outdo keeps two in the folder of the run."""
+
+
+def recipe_of(written: dict[str, Any], folder: Path, **options: Any) -> Any:
+    conversion = convert_openrlhf(written, **options)
+    assert conversion.mistakes == []
+    path = folder / "recipe.toml"
+    path.write_text(written_recipe(conversion, "Converted."), encoding="utf-8")
+    return load(path)
+
+
+@pytest.mark.parametrize("name", sorted(TABLE["defaults"].keys() - PLACES))
+def test_no_flag_of_the_table_is_left_out_without_a_word(name: str, tmp_path: Path) -> None:
+    default = TABLE["defaults"][name]
+    other = not default if isinstance(default, bool) else 2 * default if isinstance(default, int | float) else "other"
+    written = NEEDED | WITH.get(name, {name: other})
+    plain = NEEDED if name in NEEDED else {each: value for each, value in written.items() if each != name}
+    recipe_of(written, tmp_path, rows=20_000)
+    changed, before = convert_openrlhf(written, rows=20_000), convert_openrlhf(plain, rows=20_000)
+    assert changed.settings != before.settings or changed.remarks != before.remarks
+
+
+@pytest.mark.parametrize("estimator", ["gae", *ADVANTAGES])
+@pytest.mark.parametrize("more", [{}, {"use_kl_loss": True, "kl_estimator": "k3"}, {"policy_loss_type": "gspo"}])
+def test_every_method_loads(estimator: str, more: dict[str, Any], tmp_path: Path) -> None:
+    recipe = recipe_of(NEEDED | {"advantage_estimator": estimator} | more, tmp_path)
+    assert (recipe.train.kl_in_reward is None) == ("use_kl_loss" in more)
+    assert recipe.train.compat == "openrlhf"
+
+
+def test_flags_and_scripts_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(
+        'ray job submit --address="http://127.0.0.1:8265" \\\n  --runtime-env-json=\'{"working_dir": "/w"}\' \\\n'
+        "  -- python3 -m openrlhf.cli.train_ppo_ray \\\n  --pretrain m --use_kl_loss \\\n"
+        "  --adam_betas 0.9 0.98 \\\n  --init_kl_coef 1e-3\n",
+        encoding="utf-8",
+    )
+    written, remarks = openrlhf_settings(path, ["--eps-clip=0.3"])
+    assert written == {
+        "pretrain": "m",
+        "use_kl_loss": True,
+        "adam_betas": [0.9, 0.98],
+        "init_kl_coef": 1e-3,
+        "eps_clip": 0.3,
+    }
+    assert remarks == []
+
+
+def test_mistakes_are_reported_at_once() -> None:
+    written = NEEDED | {"n_samples_per_promt": 4, "policy_loss_type": "dpo", "train_batch_size": 300}
+    assert convert_openrlhf(written).mistakes == [
+        "train_batch_size = 300: does not divide the 4096 answers of a batch",
+        "policy_loss_type = dpo: expected ppo or gspo",
+        "n_samples_per_promt: OpenRLHF has no such setting; did you mean n_samples_per_prompt?",
+    ]
+
+
+def loss_of_openrlhf(case: dict[str, torch.Tensor], given: dict[str, Any]) -> torch.Tensor:
+    """GRPO of OpenRLHF, written from its source.
+
+    `compute_advantages` of openrlhf/trainer/ppo_utils/experience_maker.py: (r - mean) / (std + 1e-9) in each group.
+    `PolicyLoss` and `compute_approx_kl` of openrlhf/models: max of the two products, log ρ clamped to ±20, a mean over
+    all tokens; k3 or k2 within ±10, a mean over all tokens, times init_kl_coef.
+    """
+    rewards, mask = case["rewards"].view(-1, 4), case["mask"]
+    advantage = rewards - rewards.mean(1, keepdim=True)
+    if given["advantage_estimator"] == "group_norm":
+        advantage = advantage / (rewards.std(1, keepdim=True) + 1e-9)
+    advantage = advantage.view(-1, 1)
+    low, high = given.get("eps_clip_low_high", (0.2, 0.2))
+    ratio = (case["now"] - case["old"]).clamp(-20, 20).exp()
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
+    if "dual_clip" in given:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * given["dual_clip"]), loss)
+    d = case["now"] - case["ref"]
+    kl = {"k1": d, "k2": d.square() / 2, "k3": (-d).exp() - 1 + d}[given["kl_estimator"]].clamp(-10, 10)
+    return ((loss + given["init_kl_coef"] * kl) * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"advantage_estimator": "group_norm", "kl_estimator": "k3", "init_kl_coef": 1e-2},
+        {"advantage_estimator": "dr_grpo", "kl_estimator": "k2", "init_kl_coef": 0.1, "eps_clip_low_high": [0.2, 0.28]},
+        {"advantage_estimator": "group_norm", "kl_estimator": "k1", "init_kl_coef": 0.1, "dual_clip": 2.0},
+    ],
+    ids=["group_norm", "dr_grpo", "dual_clip"],
+)
+def test_the_recipe_has_the_loss_of_openrlhfs_formula(given: dict[str, Any], tmp_path: Path) -> None:
+    recipe = recipe_of(NEEDED | given | {"use_kl_loss": True}, tmp_path)
+    random = torch.Generator().manual_seed(4)
+    batch = batch_of(
+        [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(6, 0.0)],
+        [rollout(2, 0.0), rollout(5, 1.0), rollout(3, 0.0), rollout(1, 1.0)],
+    )
+
+    def normal() -> torch.Tensor:
+        return torch.randn(batch.token_ids.shape, generator=random)
+
+    old = -normal().abs()
+    case = {"old": old, "now": old + 0.6 * normal(), "rewards": batch.rewards, "mask": batch.loss_mask.float()}
+    case["now"][:, 2] += 4.0  # far enough for the dual clip
+    case["ref"] = case["now"] + 0.8 * normal()
+    batch = batch.with_(old_logprobs=old, ref_logprobs=case["ref"], rollout_logprobs=old)
+    mine, its = (case["now"].clone().requires_grad_() for _ in range(2))
+    objective: Any = objective_of(recipe)
+    ours = objective(TokenScores(logprobs=mine), objective.prepare(advantage_of(recipe)(batch))).loss
+    theirs = loss_of_openrlhf(case | {"now": its}, given)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    (gradient,), (expected,) = torch.autograd.grad(ours, mine), torch.autograd.grad(theirs, its)
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
+    assert expected.abs().max() > 1e-3

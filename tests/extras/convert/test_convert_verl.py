@@ -1,0 +1,285 @@
+"""A configuration of verl becomes a recipe with the numbers of verl, and the loss of its formula."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import batch_of, rollout
+
+from outdo.config.file import load
+from outdo.extras.convert.conversion import table_of, written_recipe
+from outdo.extras.convert.reading import verl_settings
+from outdo.extras.convert.verl import ACTOR, ADVANTAGES, DIVERGENCES, LOSS, MODEL, OWN_MEAN, WEIGHTS, convert_verl, flat
+from outdo.trainer.build_method import advantage_of, objective_of
+from outdo.types import TokenScores
+from outdo.utils.errors import UserError
+
+DEFAULTS = dict(flat(table_of("verl")["defaults"]))
+NEEDED = {f"{MODEL}.path": "m", "data.train_files": "x.parquet", "actor_rollout_ref.rollout.n": 4}
+GRPO = NEEDED | {"algorithm.adv_estimator": "grpo", "data.train_batch_size": 256}
+
+WITH: dict[str, dict[str, Any]] = {
+    f"{ACTOR}.clip_ratio": {f"{ACTOR}.clip_ratio": 0.3},
+    f"{ACTOR}.tau_pos": {f"{ACTOR}.tau_pos": 2.0, f"{LOSS}.loss_mode": "sapo"},
+    f"{ACTOR}.tau_neg": {f"{ACTOR}.tau_neg": 2.0, f"{LOSS}.loss_mode": "sapo"},
+    f"{ACTOR}.loss_agg_mode": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
+    f"{ACTOR}.kl_loss_coef": {f"{ACTOR}.kl_loss_coef": 0.1, f"{ACTOR}.use_kl_loss": True},
+    f"{ACTOR}.kl_loss_type": {f"{ACTOR}.kl_loss_type": "mse", f"{ACTOR}.use_kl_loss": True},
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": {f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.1},
+    f"{ACTOR}.optim.lr_scheduler_type": {f"{ACTOR}.optim.lr_scheduler_type": "cosine"},
+    f"{ACTOR}.optim.min_lr_ratio": {f"{ACTOR}.optim.min_lr_ratio": 0.1, f"{ACTOR}.optim.lr_scheduler_type": "cosine"},
+    f"{ACTOR}.optim.lr_warmup_steps": {f"{ACTOR}.optim.lr_warmup_steps": 5},
+    f"{ACTOR}.optim.betas": {f"{ACTOR}.optim.betas": [0.9, 0.95]},
+    f"{ACTOR}.ppo_mini_batch_size": {f"{ACTOR}.ppo_mini_batch_size": 64},
+    f"{LOSS}.loss_mode": {f"{LOSS}.loss_mode": "gspo"},
+    "actor_rollout_ref.rollout.top_k": {"actor_rollout_ref.rollout.top_k": 20},
+    "data.train_max_samples": {"data.train_max_samples": 100},
+    "trainer.save_freq": {"trainer.save_freq": 7},
+    "trainer.test_freq": {"trainer.test_freq": 7, "data.val_files": "y.parquet"},
+    "actor_rollout_ref.rollout.top_p": {"actor_rollout_ref.rollout.top_p": 0.9},
+    "trainer.critic_warmup": {"trainer.critic_warmup": 3, "algorithm.adv_estimator": "gae"},
+    "algorithm.adv_estimator": {"algorithm.adv_estimator": "rloo"},
+    "algorithm.use_kl_in_reward": {"algorithm.use_kl_in_reward": True},
+    "algorithm.filter_groups.max_num_gen_batches": {
+        "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.max_num_gen_batches": 4,
+    },
+    "algorithm.rollout_correction.rollout_is_threshold": {
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.rollout_correction.rollout_is_threshold": 3.0,
+    },
+    f"{MODEL}.lora_rank": {f"{MODEL}.lora_rank": 8},
+    f"{MODEL}.lora_alpha": {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora_alpha": 8},
+    f"{MODEL}.target_modules": {f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": ["q_proj"]},
+    "data.prompt_key": {"data.prompt_key": "question"},
+    "data.truncation": {"data.truncation": "left"},
+    "data.val_files": {"data.val_files": "y.parquet"},
+    "actor_rollout_ref.rollout.multi_turn.enable": {"actor_rollout_ref.rollout.multi_turn.enable": True},
+    f"{ACTOR}.optim.optimizer": {f"{ACTOR}.optim.optimizer": "SOAP"},
+}
+for _name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"):
+    WITH[f"{LOSS}.{_name}"] = {f"{LOSS}.loss_mode": "clip_cov", f"{LOSS}.{_name}": 2.0 if "lb" in _name else 0.5}
+WITH[f"{LOSS}.clip_cov_ub"][f"{LOSS}.clip_cov_ub"] = 7.0
+for _name in ("kl_cov_ratio", "ppo_kl_coef"):
+    WITH[f"{LOSS}.{_name}"] = {f"{LOSS}.{_name}": 0.05, f"{LOSS}.loss_mode": "kl_cov"}
+for _name in ("type", "kl_coef", "horizon", "target_kl"):
+    _value: Any = "adaptive" if _name == "type" else 0.5 if _name != "horizon" else 500
+    WITH[f"algorithm.kl_ctrl.{_name}"] = {
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_ctrl.type": "adaptive",
+        f"algorithm.kl_ctrl.{_name}": _value,
+    }
+WITH["algorithm.kl_penalty"] = {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "low_var_kl"}
+for _name in ("algorithm.gamma", "algorithm.lam", "critic.cliprange_value", "critic.optim.lr"):
+    WITH[_name] = {_name: 0.25, "algorithm.adv_estimator": "gae"}
+WITH["critic.model.path"] = {"critic.model.path": "c", "algorithm.adv_estimator": "gae"}
+
+
+def sample(name: str) -> Any:
+    default = DEFAULTS[name]
+    if isinstance(default, bool):
+        return not default
+    return 2 * default + (default == 0) if isinstance(default, int | float) else "other"
+
+
+def recipe_of(written: dict[str, Any], folder: Path, **options: Any) -> Any:
+    conversion = convert_verl(written, **options)
+    assert conversion.mistakes == []
+    path = folder / "recipe.toml"
+    path.write_text(written_recipe(conversion, "Converted."), encoding="utf-8")
+    return load(path)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_no_setting_of_the_table_is_left_out_without_a_word(name: str, tmp_path: Path) -> None:
+    written = GRPO | WITH.get(name, {name: sample(name)})
+    plain = {each: value for each, value in written.items() if each != name}
+    if name in GRPO:
+        plain = GRPO
+    recipe_of(written, tmp_path)
+    changed, before = convert_verl(written), convert_verl(plain)
+    assert changed.settings != before.settings or changed.remarks != before.remarks
+
+
+@pytest.mark.parametrize("mode", ["vanilla", *OWN_MEAN, "cispo", "clip_cov", "kl_cov", "gpg", "dppo_tv"])
+@pytest.mark.parametrize("agg", WEIGHTS)
+def test_every_loss_and_mean_loads(mode: str, agg: str, tmp_path: Path) -> None:
+    recipe_of(GRPO | {f"{LOSS}.loss_mode": mode, f"{ACTOR}.loss_agg_mode": agg}, tmp_path)
+
+
+@pytest.mark.parametrize("estimator", [*ADVANTAGES, "gae", "grpo", "grpo_passk", "reinforce_plus_plus"])
+def test_every_advantage_loads(estimator: str, tmp_path: Path) -> None:
+    recipe_of(GRPO | {"algorithm.adv_estimator": estimator}, tmp_path)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_every_estimator_of_kl_loads(kind: str, tmp_path: Path) -> None:
+    written = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": kind}
+    assert recipe_of(GRPO | written, tmp_path).train.objective.options["divergence"] == DIVERGENCES[kind]
+    recipe_of(GRPO | {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": kind}, tmp_path)
+
+
+def test_a_default_of_verl_that_is_not_the_one_of_outdo_is_written(tmp_path: Path) -> None:
+    recipe = recipe_of(NEEDED, tmp_path, rows=7473)
+    assert recipe.train.compat == "verl"
+    assert recipe.train.objective.model_dump() == {
+        "name": "ppo",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "weight": "token_mean",
+    }
+    assert recipe.train.advantage.model_dump() == {"name": "gae", "gamma": 1.0, "lam": 1.0}
+    assert recipe.train.critic.model_dump() == {"name": "model", "lr": 1e-5, "clip": 0.5}
+    assert (recipe.train.prompts, recipe.train.minibatches) == (1024, 4)
+    assert recipe.steps == 30 * 7
+    assert recipe.sampling.max_tokens == 512
+    assert recipe.optim.algorithm.options["weight_decay"] == 0.01
+
+
+def test_only_clip_ratio_is_told_to_have_no_effect(tmp_path: Path) -> None:
+    conversion = convert_verl(GRPO | {f"{ACTOR}.clip_ratio": 0.3})
+    assert conversion.settings["train.objective"]["clip_low"] == 0.2
+    assert any(remark.startswith(f"{ACTOR}.clip_ratio = 0.3: verl uses") for remark in conversion.remarks)
+
+
+def test_all_mistakes_are_reported_at_once_with_the_nearest_name() -> None:
+    written = GRPO | {f"{ACTOR}.ppo_mini_bach_size": 8, f"{LOSS}.loss_mode": "own", f"{ACTOR}.loss_agg_mode": "mean"}
+    mistakes = convert_verl(written).mistakes
+    assert [mistake.split(":")[0] for mistake in mistakes] == [
+        f"{ACTOR}.loss_agg_mode = mean",
+        f"{LOSS}.loss_mode = own",
+        f"{ACTOR}.ppo_mini_bach_size",
+    ]
+    assert mistakes[-1].endswith("did you mean ppo_mini_batch_size?")
+    (wrong,) = convert_verl(GRPO | {f"{ACTOR}.optim.lr": "fast"}).mistakes
+    assert wrong == f'{ACTOR}.optim.lr: expected a number, found "fast"'
+
+
+def test_yaml_and_overrides_are_read_as_hydra_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\nactor_rollout_ref:\n  actor:\n    optim: {lr: 3e-6}\n"
+        "    ppo_epochs: 2\n  rollout: {n: '${data.n}', response_length: '${oc.env:LENGTH}'}\ndata: {n: 6}\n",
+        encoding="utf-8",
+    )
+    overrides = ["+data.train_files=['a.parquet', \"b.parquet\"]", "algorithm.adv_estimator=grpo", "~data.n"]
+    overrides += ["actor_rollout_ref.actor.ppo_epochs=3", "trainer.logger=[console,wandb]", "data.custom=null"]
+    written, remarks = verl_settings(path, overrides)
+    assert written["data.train_files"] == ["a.parquet", "b.parquet"]
+    assert written[f"{ACTOR}.ppo_epochs"] == 3
+    assert written["trainer.logger"] == ["console", "wandb"]
+    assert written["data.custom"] is None
+    assert [remark.split(":")[0] for remark in remarks] == [
+        "defaults",
+        "actor_rollout_ref.rollout.n = ${data.n}",
+        "actor_rollout_ref.rollout.response_length = ${oc.env",
+    ]
+    assert convert_verl(written | {f"{MODEL}.path": "m"}).settings["optim.lr"] == 3e-6
+
+
+def test_the_command_in_a_shell_script_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "set -x\nexport NAME=Qwen/Qwen2.5-0.5B\nfiles=\"['$HOME/a.parquet', 'b.parquet']\"\n"
+        "python3 -m verl.trainer.main_ppo \\\n    algorithm.adv_estimator=grpo \\\n"
+        '    data.train_files="$files" \\\n    actor_rollout_ref.model.path=$NAME \\\n'
+        "    actor_rollout_ref.rollout.n=${N:-5} $@ 2>&1 | tee log.txt\n",
+        encoding="utf-8",
+    )
+    written, remarks = verl_settings(path, ["actor_rollout_ref.rollout.n=8"])
+    assert written == {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_files": ["$HOME/a.parquet", "b.parquet"],
+        f"{MODEL}.path": "Qwen/Qwen2.5-0.5B",
+        "actor_rollout_ref.rollout.n": 8,
+    }
+    assert remarks == []
+    path.write_text("echo nothing\n", encoding="utf-8")
+    with pytest.raises(UserError, match="no command of"):
+        verl_settings(path, [])
+
+
+# ------------------------------------------------------------------------------------------------------------ the loss
+
+
+def masked(values: torch.Tensor, mask: torch.Tensor, mode: str, length: int) -> torch.Tensor:
+    """The means of `agg_loss` in verl/trainer/ppo/core_algos.py, for one micro-batch on one device."""
+    if mode == "token-mean":
+        return (values * mask).sum() / mask.sum()
+    rows = mask.sum(1) > 0
+    sums = (values * mask).sum(1)
+    if mode == "seq-mean-token-mean":
+        sums = sums / mask.sum(1).clamp(min=1)
+    return sums.sum() / rows.sum() / (length if mode == "seq-mean-token-sum-norm" else 1)
+
+
+def loss_of_verl(case: dict[str, torch.Tensor], given: dict[str, Any], length: int) -> torch.Tensor:
+    """GRPO's advantage, the loss "vanilla", and the KL loss of verl, written from its core_algos.py.
+
+    `compute_grpo_outcome_advantage`: (r - mean) / (std + 1e-6) in each group, or r - mean.
+    `compute_policy_loss_vanilla`: max of the two products, at most -c Â where Â < 0, with log ρ clamped to ±20.
+    `kl_penalty`: k3 clamped to ±10, k2, k1.
+    """
+    rewards = case["rewards"].view(-1, 4)
+    advantage = rewards - rewards.mean(1, keepdim=True)
+    if given.get("algorithm.norm_adv_by_std_in_grpo", True):
+        advantage = advantage / (rewards.std(1, keepdim=True) + 1e-6)
+    advantage = advantage.view(-1, 1)
+    low, high = given.get(f"{ACTOR}.clip_ratio_low", 0.2), given.get(f"{ACTOR}.clip_ratio_high", 0.2)
+    ratio = (case["now"] - case["old"]).clamp(-20, 20).exp()
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
+    capped = torch.minimum(loss, -advantage * given.get(f"{ACTOR}.clip_ratio_c", 3.0))
+    mode = given.get(f"{ACTOR}.loss_agg_mode", "token-mean")
+    total = masked(torch.where(advantage < 0, capped, loss), case["mask"], mode, length)
+    total = total - given.get(f"{ACTOR}.entropy_coeff", 0) * masked(case["entropy"], case["mask"], mode, length)
+    if given.get(f"{ACTOR}.use_kl_loss"):
+        d = case["now"] - case["ref"]
+        kinds = {"low_var_kl": ((-d).exp() + d - 1).clamp(-10, 10), "kl": d, "mse": d.square() / 2}
+        kl = kinds[given.get(f"{ACTOR}.kl_loss_type", "low_var_kl")]
+        total = total + given.get(f"{ACTOR}.kl_loss_coef", 0.001) * masked(kl, case["mask"], mode, length)
+    return total
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "GRPO on GSM8K and MATH": {f"{ACTOR}.use_kl_loss": True},
+    "DAPO": {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.clip_ratio_c": 10.0},
+    "Dr. GRPO": {"algorithm.norm_adv_by_std_in_grpo": False, f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"},
+    "answers": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean", f"{ACTOR}.entropy_coeff": 0.01},
+    "sums": {
+        f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum",
+        f"{ACTOR}.use_kl_loss": True,
+        f"{ACTOR}.kl_loss_type": "mse",
+    },
+    "k1": {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "kl", f"{ACTOR}.kl_loss_coef": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_recipe_has_the_loss_of_verls_formula(name: str, tmp_path: Path) -> None:
+    given = LOSSES[name]
+    recipe = recipe_of(GRPO | given | {"data.max_response_length": 7}, tmp_path)
+    random = torch.Generator().manual_seed(3)
+    batch = batch_of(
+        [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(7, 0.0)],
+        [rollout(2, 0.0), rollout(5, 1.0), rollout(3, 0.0), rollout(1, 1.0)],
+    )
+    shape = batch.token_ids.shape
+
+    def normal() -> torch.Tensor:
+        return torch.randn(shape, generator=random)
+
+    old = -normal().abs()
+    case = {"old": old, "now": old + 0.6 * normal(), "entropy": normal().abs(), "rewards": batch.rewards}
+    case["now"][:, 2] += 4.0  # far enough for the dual clip
+    case |= {"ref": case["now"] + 0.8 * normal(), "mask": batch.loss_mask.float()}
+    batch = batch.with_(old_logprobs=old, ref_logprobs=case["ref"], rollout_logprobs=old)
+    mine, its = (case["now"].clone().requires_grad_() for _ in range(2))
+    objective: Any = objective_of(recipe)
+    prepared = objective.prepare(advantage_of(recipe)(batch))
+    ours = objective(TokenScores(logprobs=mine, entropy=case["entropy"]), prepared).loss
+    theirs = loss_of_verl(case | {"now": its}, given, 7)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    (gradient,), (expected,) = torch.autograd.grad(ours, mine), torch.autograd.grad(theirs, its)
+    torch.testing.assert_close(gradient, expected * batch.loss_mask, rtol=1e-5, atol=1e-6)
+    assert expected.abs().max() > 1e-3

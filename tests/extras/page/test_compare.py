@@ -1,0 +1,236 @@
+"""One text under two checkpoints, and what `outdo inspect` writes, serves and refuses."""
+
+import base64
+import gzip
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+import torch
+from rich.console import Console
+from run_folders import write_small_run
+from transformers import AutoModelForCausalLM
+
+from outdo.extras.page import command as inspect
+from outdo.extras.page.command import InspectArguments
+from outdo.extras.page.compare import compare_checkpoints, rescore
+from outdo.extras.page.encode import unpack
+from outdo.extras.record import parquet
+from outdo.models.policy import Policy
+from outdo.storage import checkpoint
+from outdo.storage.run_folder import RunFolder
+from outdo.testing import tiny_model
+from outdo.trainer.display import Display
+from outdo.utils.errors import CheckpointError, UserError
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run with checkpoints of two different models after steps 2 and 6."""
+    folder = write_small_run(tmp_path_factory.mktemp("runs") / "compared")
+    for step in (2, 6):
+        policy = Policy(*tiny_model(seed=step, vocab=300))
+        checkpoint.save(folder / "checkpoints", step, policy.save, {})
+    return folder
+
+
+def run_inspect(runs: list[Path], *, display: Display, **options: Any) -> None:
+    inspect.run_inspect(runs, InspectArguments(**options), display)
+
+
+def display() -> Display:
+    return Display(Console(file=io.StringIO(), width=200), live=False)
+
+
+def said(shown: Display) -> str:
+    assert isinstance(shown.console.file, io.StringIO)
+    return shown.console.file.getvalue()
+
+
+def data(path: Path) -> dict:
+    (text,) = re.findall(r'id="outdo-data">(.*?)</script>', path.read_text(), re.DOTALL)
+    return json.loads(text)
+
+
+# ----------------------------------------------------------------------------------------------------------- compare
+
+
+def test_the_same_text_under_two_checkpoints_equals_plain_transformers(compared: Path):
+    table = parquet.read(compared, 4).slice(3, 12)  # parts of two groups
+    folders = {name: compared / "checkpoints" / f"step_{step:06d}" for name, step in (("a", 2), ("b", 6))}
+    found = rescore(table, **folders, device="cpu")
+    for name, folder in folders.items():
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        for row in found.to_pylist():
+            prompt, ids = row["prompt_token_ids"], row["token_ids"]
+            with torch.no_grad():
+                logits = model(torch.tensor([[*prompt, *ids]])).logits[0].float() / row["temperature"]
+            plain = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(ids)[:, None]).squeeze(1)
+            numpy.testing.assert_allclose(row[f"{name}_logprobs"], plain.numpy(), atol=2e-5)
+    assert found["a_logprobs"] != found["b_logprobs"]
+
+
+def test_the_comparison_uses_the_temperature_of_the_rollout(compared: Path):
+    table = parquet.read(compared, 4).slice(0, 2)
+    folder = compared / "checkpoints/step_000002"
+    hot = table.set_column(
+        table.schema.get_field_index("temperature"), "temperature", pyarrow.array([2.0] * 2, pyarrow.float64())
+    )
+    first, second = (rescore(each, a=folder, b=folder, device="cpu")["a_logprobs"] for each in (table, hot))
+    assert first != second
+
+
+def test_the_page_has_both_columns_of_the_step(compared: Path, tmp_path: Path):
+    run_inspect([compared], display=display(), out=tmp_path / "page.html", compare=("2", "step_6"))
+    (run,) = data(tmp_path / "page.html")["runs"]
+    assert run["compared"] == {"step": 6, "a": "step_000002", "b": "step_000006"}
+    for entry in run["chosen"]:
+        header, columns = unpack(gzip.decompress(base64.b64decode(entry["blob"])))
+        assert ({"a", "b"} <= set(header["columns"])) == (entry["step"] == 6)
+        if entry["step"] == 6:
+            assert not numpy.isnan(columns["a"]).any()
+
+
+def test_a_damaged_checkpoint_is_not_compared(compared: Path, tmp_path: Path):
+    broken = tmp_path / "step_000009"
+    broken.mkdir()
+    whole = compared / "checkpoints/step_000002"
+    with pytest.raises(CheckpointError, match="step_000009"):
+        compare_checkpoints(1, whole, broken)
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_page_of_a_finished_run_is_in_its_folder(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    shown = display()
+    run_inspect([folder], display=shown)
+    assert data(folder / "report.html")["live"] is None
+    assert str(folder / "report.html") in said(shown)
+
+
+def test_two_runs_are_shown_side_by_side(tmp_path: Path):
+    folders = [write_small_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
+    run_inspect(folders, display=display(), out=tmp_path / "page.html", steps=[2])
+    told = data(tmp_path / "page.html")
+    assert [run["name"] for run in told["runs"]] == ["a", "b"]
+    assert [[entry["step"] for entry in run["chosen"]] for run in told["runs"]] == [[2], [2]]
+
+
+def test_a_live_run_is_served_unless_a_file_is_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_small_run(tmp_path / "run")
+    served = []
+    monkeypatch.setattr("outdo.extras.page.server.serve", lambda runs, **_: served.append(list(runs)))
+    with RunFolder(folder):
+        run_inspect([folder], display=display(), serve=False)
+        run_inspect([folder], display=display(), out=tmp_path / "page.html")
+        assert not served
+        run_inspect([folder], display=display())
+    assert served == [[folder]]
+    run_inspect([folder], display=display())
+    assert len(served) == 1
+    run_inspect([folder], display=display(), serve=True)
+    assert len(served) == 2
+
+
+def test_without_the_extra_the_error_names_the_package(small_run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "outdo.extras.page.server", raising=False)
+
+    with pytest.raises(UserError, match=re.escape("pip install outdo[inspect]")):
+        run_inspect([small_run], display=display(), serve=True)
+
+
+def test_a_group_is_printed_in_the_terminal(small_run: Path):
+    shown = display()
+    run_inspect([small_run], display=shown, terminal=True, steps=[3], group=2)
+    assert "step 3, group 2" in said(shown)
+    assert not (small_run / "report.html").exists()
+
+
+def test_all_mistakes_are_reported_at_once(compared: Path, tmp_path: Path):
+    with pytest.raises(UserError) as caught:
+        run_inspect(
+            [compared], display=display(), steps=[3, 77], groups=0, compare=("2", "7"), port=70_000, group=1, serve=True
+        )
+    told = str(caught.value)
+    assert len(caught.value.problems) == 7
+    assert "step 77 is not recorded; recorded steps: 1, 2, 3, 4, 5, 6" in told
+    assert "--compare 7: neither an evaluation nor a checkpoint; evaluations: none; checkpoints: step_2, step_6" in told
+    for option in (
+        "--groups 0",
+        "--port 70000",
+        "--group needs --terminal",
+        "give --step once",
+        "leave out --serve",
+    ):
+        assert option in told
+
+
+def test_a_folder_without_a_run_is_an_error(small_run: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="no such folder; did you mean small"):
+        run_inspect([small_run.parent / "smal"], display=display())
+    with pytest.raises(UserError, match="no run is there"):
+        run_inspect([tmp_path], display=display())
+    with pytest.raises(UserError, match="given twice"):
+        run_inspect([small_run, small_run], display=display())
+
+
+def test_an_unknown_group_is_an_error(small_run: Path):
+    with pytest.raises(UserError, match="step 3 has no group 9; its groups are 0 to 3"):
+        run_inspect([small_run], display=display(), terminal=True, steps=[3], group=9)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"out": Path("x.html"), "serve": True}, {"terminal": True, "out": Path("x.html")}, {"compare": ("2", "step_02")}],
+)
+def test_contradictory_options_are_an_error(compared: Path, asked: dict):
+    with pytest.raises(UserError, match="inspect: --"):
+        run_inspect([compared], display=display(), **asked)
+
+
+def test_an_unwritable_page_is_reported_before_anything_is_read(small_run: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"no folder .*nowhere"):
+        run_inspect([small_run], display=display(), out=tmp_path / "nowhere/page.html")
+    with pytest.raises(UserError, match="this is a folder"):
+        run_inspect([small_run], display=display(), out=tmp_path)
+
+
+def test_writing_a_page_over_a_link_keeps_the_target_of_the_link(small_run: Path, tmp_path: Path):
+    kept, link = tmp_path / "kept", tmp_path / "report.html"
+    kept.write_text("mine")
+    link.symlink_to(kept)
+    run_inspect([small_run], display=display(), out=link)
+    assert kept.read_text() == "mine"
+    assert not link.is_symlink()
+
+
+def test_an_unknown_quantity_is_reported_with_the_nearest_name(small_run: Path):
+    with pytest.raises(UserError, match=r"--by ration: expected one of moved, .*did you mean ratio\?"):
+        run_inspect([small_run], display=display(), terminal=True, by="ration")
+    with pytest.raises(UserError, match="--by needs --terminal"):
+        run_inspect([small_run], display=display(), by="ratio")
+    shown = display()
+    run_inspect([small_run], display=shown, terminal=True, by="entropy")
+    assert "entropy, up to " in said(shown)
+
+
+def test_inspect_imports_neither_torch_nor_a_server(small_run: Path, tmp_path: Path):
+    program = (
+        "import sys; from pathlib import Path; from outdo.trainer.display import Display\n"
+        "from outdo.extras.page.command import InspectArguments, run_inspect\n"
+        "run_inspect([Path(sys.argv[1])], InspectArguments(out=Path(sys.argv[2])), Display())\n"
+        "print([name for name in ('torch', 'transformers', 'starlette', 'uvicorn') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, str(small_run), str(tmp_path / "page.html")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,204 @@
+"""A group or a step in a notebook: what it shows, and that text of a model is nothing but text in it."""
+
+import math
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from outdo.extras.page.notebook import LONGEST, Html, show
+from outdo.testing import byte_bpe_tokenizer
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, Update
+from outdo.utils.errors import UserError
+from outdo.utils.text import mark_invisible
+
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)></pre></div><style>*{}</style>"
+    "\"' onmouseover='x' javascript:x &lt;b&gt; \x1b[31m\x1b]8;;http://x\x07 \u202egnp \ud800 \u2028 \x00"
+)
+TAGS = {"style", "div", "p", "dl", "dt", "dd", "pre", "ol", "li", "small", "br", "span"}
+TOKENIZER = byte_bpe_tokenizer(["one two three naïve 日本"])
+
+
+class Parsed(HTMLParser):
+    """What a browser would make of a fragment."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+
+def rollout(text: str, reward: float = 0.0, **how: object) -> Rollout:
+    ids = tuple(TOKENIZER.encode(text, add_special_tokens=False))
+    made = Rollout(
+        token_ids=ids,
+        loss_mask=(True,) * len(ids),
+        logprobs=(-1.0,) * len(ids),
+        text=text,
+        reward=reward,
+        finish_reason=FinishReason.stop,
+        policy_version=0,
+    )
+    return replace(made, **how)
+
+
+def group(*rollouts: Rollout, prompt: str = "1+1=") -> Group:
+    return Group(prompt=Prompt(id="q1", text=prompt, token_ids=(5, 6), answer="2"), rollouts=rollouts)
+
+
+def step(*groups: Group, passes: int = 2) -> Step:
+    """In every pass, token t of row b is pushed by t - 4; all tokens have probability 0.75 before the step."""
+    batch = Batch.from_groups(groups)
+    push = (torch.arange(batch.token_ids.shape[1]) - 4.0).expand_as(batch.token_ids)
+    tokens = {"push": push, "logprobs": torch.full(push.shape, math.log(0.75))}
+    updates = [Update(metrics={}, tokens=tokens)] * passes
+    return Step(index=40, sampled=Sampled(groups=groups), batch=batch, updates=updates)
+
+
+def test_a_group_shows_its_prompt_and_its_rollouts_best_first() -> None:
+    shown = Parsed(
+        show(
+            group(
+                rollout("bad", -1.0, right=False),
+                rollout("failing", status="timed_out"),
+                rollout("good", 1.0, right=True),
+                rollout("endless", 0.5, finish_reason=FinishReason.length),
+            )
+        )
+    ).text
+    places = [shown.index(text) for text in ("1+1=", "good", "endless", "bad", "failing")]
+    assert places == sorted(places)
+    assert "1 right" in shown
+    assert "-1 wrong" in shown
+    assert "no reward timed_out" in shown
+    assert "length" in shown
+
+
+def test_chat_messages_are_shown_with_their_roles() -> None:
+    asked = replace(group(rollout("a")).prompt, text=[{"role": "user", "content": "what is <b>?"}])
+    assert "user: what is <b>?" in Parsed(show(replace(group(rollout("a")), prompt=asked))).text
+
+
+def test_tokens_are_coloured_by_their_leverage() -> None:
+    """Two passes push token t of each row by t - 4, and every token had probability 0.75."""
+    parsed = Parsed(show(step(group(rollout("one two three 4567"))), TOKENIZER))
+    tokens = [attributes for tag, attributes in parsed.tags if tag == "span" and "title" in attributes]
+    count = len(rollout("one two three 4567").token_ids)
+    pushes = [2 * (2 + n - 4) for n in range(count)]  # two tokens of prompt come before
+    assert [each["title"] for each in tokens] == [f"net push {push:+.3g}, probability 0.75" for push in pushes]
+    kinds = [each.get("class", "")[:-1] for each in tokens]
+    assert kinds == ["down" if push < 0 else "up" if push > 0 else "" for push in pushes]
+    assert tokens[-1]["class"] == "up4"
+    assert f"at most {0.25 * max(pushes):.3g}" in parsed.text
+    assert "Step 40, group 0 of 1" in parsed.text
+
+
+def test_equal_pushes_are_told_apart_by_what_they_can_move() -> None:
+    """The push of GRPO is the same for all tokens of an answer: a certain token cannot follow it."""
+    made = step(group(rollout("one two three 4567")))
+    tokens = made.updates[0].tokens
+    certain = torch.arange(made.batch.token_ids.shape[1]) % 2 == 0
+    logprobs = torch.where(certain, 0.0, math.log(0.75)).expand_as(tokens["push"])
+    pushed = Update(metrics={}, tokens={"push": torch.ones_like(tokens["push"]), "logprobs": logprobs})
+    parsed = Parsed(show(replace(made, updates=[pushed]), TOKENIZER))
+    spans = [attributes for tag, attributes in parsed.tags if tag == "span" and "title" in attributes]
+    assert [each.get("class") for each in spans][:4] == [None, "up4", None, "up4"]
+
+
+def test_answers_with_the_same_beginning_show_the_sum_of_their_pushes() -> None:
+    same = step(group(rollout("one two"), rollout("one two")), passes=1)
+    push = same.updates[0].tokens["push"] * torch.tensor([[1.0], [-1.0]])
+    opposed = Update(metrics={}, tokens={**same.updates[0].tokens, "push": push})
+    parsed = Parsed(show(replace(same, updates=[opposed]), TOKENIZER))
+    spans = [attributes for tag, attributes in parsed.tags if tag == "span"]
+    assert {each.get("title") for each in spans} == {"net push +0, probability 0.75"}
+    assert not any("class" in each for each in spans)
+
+
+def test_the_requested_group_is_shown_with_its_own_pushes() -> None:
+    shown = show(
+        step(group(rollout("one"), prompt="first"), group(rollout("two"), prompt="second")), TOKENIZER, group=1
+    )
+    assert "second" in Parsed(shown).text
+    assert "first" not in Parsed(shown).text
+    with pytest.raises(UserError, match="there is no group 2"):
+        show(step(group(rollout("one")), group(rollout("two"))), group=2)
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_step_without_updates_or_tokenizer_is_shown(passes: int) -> None:
+    assert "one" in Parsed(show(step(group(rollout("one")), passes=passes), TOKENIZER)).text
+    assert "one" in Parsed(show(step(group(rollout("one")), passes=passes))).text
+    warming_up = replace(step(group(rollout("one"))), updates=[Update(metrics={}, tokens={})])
+    assert "one" in Parsed(show(warming_up, TOKENIZER)).text
+
+
+def hostile() -> Group:
+    ids = rollout("x").token_ids
+    bad = replace(rollout("x", 1.0), text=HOSTILE, status="ok")
+    failed = replace(rollout("x"), text="", status=HOSTILE, token_ids=ids)
+    prompt = Prompt(id=HOSTILE, text=HOSTILE, token_ids=(5,), answer=HOSTILE)
+    return Group(prompt=prompt, rollouts=(bad, failed), baseline=0.5)
+
+
+@pytest.mark.parametrize("make", [show, lambda made: show(step(made), Spells())])
+def test_no_text_adds_an_element_attribute_or_control_character(make) -> None:
+    html = make(hostile())
+    parsed = Parsed(html)
+    assert parsed.open == []
+    assert {tag for tag, _ in parsed.tags} <= TAGS
+    assert {name for _, attributes in parsed.tags for name in attributes} <= {"class", "title"}
+    assert all(value and "script" not in value for _, attributes in parsed.tags for value in attributes.values())
+    assert sum(tag == "style" for tag, _ in parsed.tags) == 1
+    assert "<script>alert(1)</script>" in parsed.text.replace("·", " ")
+    assert all(character.isprintable() or character == "\n" for character in html)
+    html.encode()  # no half of a surrogate pair is left
+
+
+class Spells:
+    """A tokenizer all of whose tokens are hostile."""
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return HOSTILE
+
+    def decode(self, token_ids: list[int], **_: object) -> str:
+        return HOSTILE * len(token_ids)
+
+
+def test_a_long_text_is_cut_and_its_length_is_shown() -> None:
+    html = show(group(replace(rollout("x"), text="y" * 10_485_760)))
+    assert len(html) < 2 * LONGEST
+    assert "(10,485,760 characters)" in html
+
+
+def test_spaces_line_breaks_and_hidden_characters_are_shown_as_marks() -> None:
+    assert mark_invisible("a b\n\tc\x1b\u202e\ud800\x7f") == "a·b⏎\n→c␛⟨202E⟩⟨D800⟩␡"
+    assert mark_invisible("a b\n\tc\x1b", spaces=False) == "a b\n\tc␛"
+    assert mark_invisible("\u0301e") == "◌\u0301e"
+
+
+def test_show_returns_html_for_a_notebook() -> None:
+    one, other = group(rollout("2", 1.0), prompt="1+1="), group(rollout("3"), prompt="1+2=")
+    assert show(one)._repr_html_() == str(show(one))
+    assert "1+2=" in show(step(one, other), TOKENIZER, group=1)._repr_html_()
+
+
+def test_html_has_a_notebook_representation() -> None:
+    assert Html("<p>x</p>")._repr_html_() == "<p>x</p>"

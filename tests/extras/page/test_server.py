@@ -1,0 +1,280 @@
+"""The live page answers its own name, its own page and who knows the token; nothing in a request reaches the disk."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from run_folders import add_step, start_run, write_small_run
+from starlette.testclient import TestClient
+
+from outdo.extras.page.html import security_policy
+from outdo.extras.page.server import HEADERS, app, serve
+from outdo.extras.record import parquet
+from outdo.storage import held_out_answers
+from outdo.utils.errors import UserError
+
+PORT, TOKEN = 8123, "right-token"
+ADDRESS = f"http://127.0.0.1:{PORT}"
+
+
+@pytest.fixture
+def client(small_run: Path) -> TestClient:
+    return TestClient(app([small_run], port=PORT, token=TOKEN), base_url=ADDRESS)
+
+
+def with_token(path: str, token: str = TOKEN) -> str:
+    return f"{path}{'&' if '?' in path else '?'}token={token}"
+
+
+def test_the_served_page_contains_its_url_and_token(client: TestClient):
+    answer = client.get(with_token("/"))
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    (data,) = re.findall(r'id="outdo-data">(.*?)</script>', answer.text, re.DOTALL)
+    told = json.loads(data)
+    assert told["live"] == {"url": "/", "token": TOKEN}
+    assert told["runs"][0]["chosen"]
+
+
+def test_new_data_and_single_steps_are_served(client: TestClient):
+    told = client.get(with_token("/data?after=4")).json()
+    assert told["metrics"]["steps"] == [5, 6]
+    assert told["chosen"] == []
+    entry = client.get(with_token("/step/3")).json()
+    assert entry["step"] == 3
+    assert entry["blob"]
+
+
+def test_the_answers_of_the_evaluations_are_served(tmp_path: Path):
+    run = write_small_run(tmp_path / "run")
+    client = TestClient(app([run], port=PORT, token=TOKEN), base_url=ADDRESS)
+    assert client.get(with_token("/held_out")).json() is None
+    answer = {
+        "kind": "greedy",
+        "id": "1",
+        "sample": 0,
+        "prompt": "1+1=",
+        "answer": "2",
+        "completion": "2",
+        "right": True,
+    }
+    held_out_answers.write(held_out_answers.path_of(run, 4), [answer])
+    assert client.get(with_token("/data")).json()["evaluated"] == [4]
+    assert client.get(with_token("/held_out")).json()["steps"] == [4]
+    assert client.get(with_token("/held_out", "wrong")).status_code == 403
+
+
+def test_each_of_two_runs_is_served(small_run: Path, tmp_path: Path):
+    other = write_small_run(tmp_path / "other", seed=1)
+    client = TestClient(app([small_run, other], port=PORT, token=TOKEN), base_url=ADDRESS)
+    assert client.get(with_token("/data?run=1")).json()["name"] == "other"
+    first, second = (client.get(with_token(f"/step/3?run={run}")).json()["blob"] for run in (0, 1))
+    assert first != second
+    assert client.get(with_token("/data?run=2")).status_code == 400
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "right-toke", TOKEN + "x", "%C3%A9", "%ED%A0%80"])
+@pytest.mark.parametrize("path", ["/", "/data", "/step/3", "/nothing"])
+def test_requests_without_the_token_are_rejected(client: TestClient, path: str, token: str):
+    assert client.get(with_token(path, token)).status_code == 403
+    assert client.get(path).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.nip.io:{PORT}", "", "[::1]"],
+)
+def test_requests_for_another_host_are_rejected(client: TestClient, host: str):
+    assert client.get(with_token("/data"), headers={"Host": host}).status_code == 403
+
+
+def test_requests_for_both_own_host_names_are_answered(client: TestClient):
+    for host in ("127.0.0.1", "localhost"):
+        assert client.get(with_token("/data"), headers={"Host": f"{host}:{PORT}"}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1", f"https://127.0.0.1:{PORT}"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+def test_requests_from_another_site_are_rejected(client: TestClient, origin: str, method: str):
+    assert client.request(method, with_token("/data"), headers={"Origin": origin}).status_code == 403
+
+
+def test_requests_from_the_own_page_are_answered(client: TestClient):
+    assert client.get(with_token("/data"), headers={"Origin": ADDRESS}).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "FOO"])
+def test_only_get_requests_are_allowed(client: TestClient, method: str):
+    answer = client.request(method, with_token("/step/3"))
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize("path", ["/", "/data", "/step/3", "/nothing", "/step/99"])
+@pytest.mark.parametrize("token", [TOKEN, "wrong"])
+def test_every_response_has_the_headers(client: TestClient, path: str, token: str):
+    headers = client.get(with_token(path, token)).headers
+    assert {name: headers[name] for name in HEADERS} == HEADERS
+    assert headers["content-security-policy"].startswith(security_policy(live=True))
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/step/-1", "/step/1.0", "/step/1e0", "/step/٣", "/step/3/", "/step/99999999999999999999", "/step/",
+     "/step/%2e%2e%2frecipe.toml", "/recipe.toml", "/static/app.js", "/step/3/../../recipe.toml"],
+)  # fmt: skip
+def test_a_request_path_is_never_used_as_a_file_path(client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(parquet, "path_of", lambda folder, step: asked.append(step))
+    assert client.get(with_token(path)).status_code == 404
+    assert not asked
+
+
+@pytest.mark.parametrize("query", ["after=x", "after=-1", "after=1e3", "run=x", "run=7", "after=" + "9" * 30])
+def test_a_query_that_is_not_a_number_is_rejected(client: TestClient, query: str):
+    assert client.get(with_token(f"/data?{query}")).status_code == 400
+
+
+def test_a_damaged_step_gives_an_error_response(tmp_path: Path):
+    folder = write_small_run(tmp_path / "run")
+    parquet.path_of(folder, 3).write_bytes(b"nonsense")
+    answer = TestClient(app([folder], port=PORT, token=TOKEN), base_url=ADDRESS).get(with_token("/step/3"))
+    assert answer.status_code == 500
+    assert "step_000003.parquet" in answer.text
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+
+
+def test_a_port_in_use_is_reported(small_run: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port {port}.*--port 0 takes a free one"):
+            serve([small_run], port=port)
+
+
+# ------------------------------------------------------------------------------------------------------ a real process
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from outdo.extras.page.server import serve
+serve([Path(sys.argv[1])], port=0, report=lambda line: print(line, flush=True))
+"""
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Path:
+    folder = start_run(tmp_path / "growing", steps=4)
+    add_step(folder, 1, steps=4)
+    return folder
+
+
+@pytest.fixture
+def server(growing: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(growing)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def asked(port: int, request: str) -> tuple[int, str]:
+    """Status and text of the answer to a request sent byte by byte as it is; 0 where there is none."""
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
+        connection.sendall(request.encode())
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    return int(head.split()[1]) if head else 0, body
+
+
+def test_a_real_server_keeps_the_same_rules(server: subprocess.Popen[str], growing: Path):
+    assert server.stdout
+    address = server.stdout.readline()
+    port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{40,})\n", address).groups()  # type: ignore
+
+    def ask(target: str, *, method: str = "GET", host: str = f"127.0.0.1:{port}", more: str = "") -> tuple[int, str]:
+        return asked(int(port), f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n")
+
+    path = f"/data?token={token}"
+    assert ask(path)[0] == 200
+    assert ask(path, host="evil.example")[0] == 403
+    assert ask(path, host=f"evil.example:{port}")[0] == 403
+    assert ask(path, more=f"Host: 127.0.0.1:{port}\r\n")[0] in (400, 403)
+    assert ask(path, more="Origin: https://evil.example\r\n")[0] == 403
+    assert ask(path, more="X-Forwarded-Host: evil.example\r\nX-Forwarded-For: 8.8.8.8\r\n")[0] == 200
+    assert ask("/data")[0] == 403
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(path, method=method)[0] == 405
+        assert ask(path, method=method, more="Origin: https://evil.example\r\n")[0] == 403
+    for target in ("/../recipe.toml", "/step/../../recipe.toml", "/%2e%2e/recipe.toml", "//evil", "/step/%2e%2e%2f1"):
+        status, body = ask(f"{target}?token={token}")
+        assert status == 404
+        assert "model" not in body
+    assert ask(f"http://evil.example{path}", host="evil.example")[0] == 403
+
+    add_step(growing, 2, steps=4)
+    assert json.loads(ask(f"{path}&after=1")[1])["metrics"]["steps"] == [2]
+    assert json.loads(ask(f"/step/2?token={token}")[1])["step"] == 2
+    assert not _reachable_from_outside(int(port))
+
+    server.send_signal(signal.SIGINT)
+    assert token not in "".join(server.communicate(timeout=600))  # the address is said once, and logged nowhere
+
+
+def _reachable_from_outside(port: int) -> bool:
+    """Whether another address of this machine answers: 127.0.0.2 is one on Linux."""
+    try:
+        with socket.create_connection(("127.0.0.2", port), timeout=600):
+            return True
+    except OSError:
+        return False
+
+
+QUICK = PROGRAM.replace("serve([", "server.REQUEST_SECONDS = 1.0\nserver.serve([").replace(
+    "from outdo.extras.page.server import serve", "from outdo.extras.page import server"
+)
+
+
+@contextmanager
+def quick_server(folder: Path) -> Iterator[tuple[int, str]]:
+    """A server that waits a second for a request; gives its port, and the token."""
+    process = subprocess.Popen([sys.executable, "-c", QUICK, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        port, token = re.fullmatch(r".*:(\d+)/\?token=(.*)\n", process.stdout.readline()).groups()  # type: ignore
+        yield int(port), token
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("sent", ["", "GET / HTTP/1.1\r\nHost: 127"], ids=["nothing", "half a request"])
+def test_a_connection_without_a_whole_request_is_closed(growing: Path, sent: str):
+    with quick_server(growing) as (port, token):
+        with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
+            connection.sendall(sent.encode())
+            assert connection.recv(1) == b""
+        request = f"GET /data?token={token} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n"
+        assert asked(port, request)[0] == 200
+
+
+def test_a_request_that_comes_too_late_is_not_answered(growing: Path):
+    with quick_server(growing) as (port, _), socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+        time.sleep(5)
+        answer = b""
+        with suppress(ConnectionError):
+            connection.sendall(b".0.0.1\r\n\r\n")
+            answer = connection.recv(1)
+        assert answer == b""

@@ -1,0 +1,170 @@
+"""Runs with trackers: what arrives is what metrics.jsonl has, and no tracker changes a run."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import wandb_file
+from run_cases import Command, metrics, outdo_, timeless, together, weights
+
+from outdo.cli.train import run_train
+from outdo.extras.trackers.base import dashboard_names
+from outdo.trainer.display import Display
+from outdo.trainer.resume import resume
+from outdo.utils.errors import UserError
+
+SIX = ("train", "recipe.toml", "run=./run", "steps=6", "checkpoint.every=3", "eval.every=3")
+
+
+def finite(line):
+    """The metrics of a line under the names of dashboards."""
+    return dashboard_names({name: value for name, value in line.items() if name != "step" and value is not None})
+
+
+def with_clients(home: Path, variables: dict[str, str], *arguments: str) -> str:
+    """Run a command to its end with some more environment variables; what it said."""
+    command = Command(home, *arguments, variables=variables)
+    assert command.wait() == 0, command.said
+    return command.said
+
+
+def wandb_files(run: Path) -> list[Path]:
+    return sorted((run / "trackers").glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def events(run: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    return read.Reload()
+
+
+def test_the_clients_have_every_metric_of_every_step_and_a_resumed_run_continues_theirs(tracked_home, offline):
+    pytest.importorskip("wandb")
+    pytest.importorskip("tensorboard")
+    mlflow = pytest.importorskip("mlflow")
+    three = 'track=["wandb", "tensorboard", "mlflow"]'
+    with_clients(tracked_home, offline, *SIX, "steps=3", three)
+    run = tracked_home / "run"
+    said = with_clients(tracked_home, offline, "resume", "run", "steps=6")
+    assert "not delivered" not in said
+    lines = {line["step"]: line for line in metrics(run)}
+
+    first, second = wandb_files(run)
+    assert first.name == second.name  # the same id
+    logged = wandb_file.history(first) | wandb_file.history(second)
+    assert sorted(logged) == [0, *lines]
+    for step, line in lines.items():
+        assert {name: logged[step][name] for name in finite(line)} == pytest.approx(finite(line))
+    assert logged[0]["eval/greedy_reward"] == json.loads((run / "summary.json").read_text())["reward_before"]
+    assert logged[6]["completions/ncols"] == 6
+    config = wandb_file.config(first)
+    assert (config["optim.lr"], config["environment.seed"]) == (1e-3, 0)
+    assert "track" not in config
+    assert "report" in wandb_file.artifacts(second)
+
+    shown = events(run)
+    for name, value in finite(lines[5]).items():
+        assert {event.step: event.value for event in shown.Scalars(name)}[5] == pytest.approx(value, rel=1e-6)
+    assert [event.step for event in shown.Scalars("train/reward")] == list(lines)
+    assert "completions/text_summary" in shown.Tags()["tensors"]
+
+    client = mlflow.MlflowClient()
+    (there,) = client.search_runs([client.get_experiment_by_name("outdo").experiment_id])
+    assert (there.info.status, there.data.params["optim.lr"]) == ("FINISHED", "0.001")
+    history = client.get_metric_history(there.info.run_id, "train/reward")
+    assert {each.step: each.value for each in history} == {step: line["reward"] for step, line in lines.items()}
+    assert {each.path for each in client.list_artifacts(there.info.run_id)} == {"completions", "report.html"}
+
+
+def test_trackio_has_the_metrics_and_continues_its_run(tracked_home, offline):
+    trackio = pytest.importorskip("trackio")
+    with_clients(tracked_home, offline, *SIX, "steps=3", "track=trackio")
+    with_clients(tracked_home, offline, "resume", "run", "steps=6")
+    (run,) = trackio.Api().runs("outdo")
+    logs = importlib.import_module("trackio.sqlite_storage").SQLiteStorage.get_logs("outdo", run.name)
+    assert {line["step"] for line in logs} == set(range(7))
+
+
+def test_trackers_that_hang_raise_crash_or_are_slow_change_nothing(tracked_home):
+    outdo_(tracked_home, *SIX)
+    plain = tracked_home / "run"
+    names = ("fail", "crash", "leave", "slow", "note")
+    tables = ", ".join(f'"hooks.py:{name}"' for name in names)
+    hang = '{name = "hooks.py:hang", deadline = 1}'
+    said = outdo_(tracked_home, *SIX, "run=./tracked", f"track=[{hang}, {tables}]")
+    tracked = tracked_home / "tracked"
+    assert weights(tracked) == weights(plain)
+    assert timeless(tracked) == timeless(plain)
+    lost = {line.partition(": ")[0]: line for line in said.splitlines() if "not delivered" in line}
+    assert lost.keys() == {f"hooks.py:{name}" for name in ("hang", "fail", "crash", "leave")}
+    assert "7 of 7 steps were not delivered: it did not end within 1 s" in lost["hooks.py:hang"]
+    assert "no place for step 6" in lost["hooks.py:fail"]
+    assert "pa55word" not in said
+    assert "7 of 7 steps were not delivered: its process has ended" in lost["hooks.py:crash"]
+    assert "`outdo track tracked --to hooks.py:fail` sends the whole run" in lost["hooks.py:fail"]
+
+
+def test_what_a_tracker_missed_is_sent_afterwards(tracked_home):
+    note = '{name = "hooks.py:note", completions = 3, out = "%s"}'
+    outdo_(tracked_home, *SIX, "track=" + note % "live.jsonl")
+    run = tracked_home / "run"
+    said = outdo_(tracked_home, "track", "run", "--to", note % "later.jsonl")
+    assert "hooks.py:note: run was sent" in said
+    live, later = (
+        [json.loads(line) for line in (tracked_home / name).read_text().splitlines()]
+        for name in ("live.jsonl", "later.jsonl")
+    )
+    assert later == live
+    assert [step for step, *_ in later] == list(range(7))
+    _, last, completions, folder = later[-1]
+    assert last == {name: value for name, value in metrics(run)[-1].items() if name != "step"}
+    assert folder == str(run)
+    assert [row["status"] for row in completions] == ["ok"] * 3
+    assert {"question", "prompt", "completion", "reward", "right"} <= completions[0].keys()
+
+
+def test_a_command_runs_at_the_end_of_a_run_and_learns_its_state(tracked_home):
+    command = "{name = 'on_end', command = 'echo \"$OUTDO_STATE in $OUTDO_RUN\" > ended; ls run/report.html'}"
+    assert "not delivered" not in outdo_(tracked_home, *SIX, f"track={command}")
+    assert (tracked_home / "ended").read_text() == f"finished after 6 steps in {tracked_home / 'run'}\n"
+    failing = "{name = 'on_end', command = 'exit 3'}"
+    said = outdo_(tracked_home, *SIX, "run=./other", f"track={failing}")
+    assert "on_end: the end of the run was not delivered: RuntimeError: the command ended with status 3" in said
+
+
+def test_of_several_replicas_only_the_first_tracks(tracked_home):
+    said = together(tracked_home, *SIX, "cluster.replicas=2", "track=hooks.py:note")
+    assert "not delivered" not in said
+    assert len((tracked_home / "noted.jsonl").read_text().splitlines()) == 7
+
+
+def test_mistakes_are_found_before_a_model_loads(tracked_home):
+    tracks = '[{name = "wandb", projekt = "x"}, "hooks.py:nothing", "tensorbord", "on_end", "mlflow", "mlflow"]'
+    said = outdo_(tracked_home, *SIX, "model=nowhere", f"track={tracks}", status=2)
+    for sentence in (
+        "track.wandb.projekt: unknown option; did you mean project?",
+        'track: "hooks.py:nothing": hooks.py has no "nothing"',
+        'track: nothing is called "tensorbord"; did you mean tensorboard?',
+        "track.on_end.command: required by on_end",
+        "track: mlflow is given twice",
+        "nowhere",
+    ):
+        assert sentence in said
+    assert not (tracked_home / "run").exists()
+
+
+def test_a_missing_client_is_named_before_a_model_loads(tracked_home, monkeypatch):
+    monkeypatch.chdir(tracked_home)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    sentence = r'track: wandb needs its client: pip install "outdo\[wandb\]"'
+    with pytest.raises(UserError, match=sentence):
+        run_train(["recipe.toml", "run=./run", "track=wandb"], Display())
+    run = tracked_home / "run"
+    run.mkdir()
+    (run / "recipe.toml").write_text((tracked_home / "recipe.toml").read_text())
+    with pytest.raises(UserError, match=sentence):
+        resume(run, ["track=wandb"], Display())
+    assert {path.name for path in run.iterdir()} == {"lock", "recipe.toml"}
