@@ -35,7 +35,6 @@ STEPS = 3
 RECIPE = """
 steps = 3
 device = "cpu"
-workers = 1
 rewards = "score.py:score"
 data = {path = "train.jsonl"}
 sampling = {max_tokens = 16}

@@ -34,7 +34,6 @@ RECIPE = f"""
 model = "model"
 device = "cpu"
 threads = 1
-workers = 1
 rewards = "score.py:score"
 reward_limits = {{environment = ["CHAOS_PAUSE"]}}
 data = {{path = "questions.jsonl", eval_path = "held_out.jsonl"}}

@@ -16,12 +16,10 @@ from time import perf_counter
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from outdo.config.recipe import Piece
-from outdo.distributed.worker_pool import WorkerPool
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import tiny_model
 from outdo.trainer.engines import open_engine
@@ -37,24 +35,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     policy = Policy(*tiny_model(hidden=128, layers=4))
-    with WorkerPool(1) as pool:
-        ways: dict[str, Engine] = {
-            "one process": BuiltinEngine(policy),
-            "two workers": MultiprocessEngine(policy, pool),
-            "processes = 1": open_engine(Piece(name="builtin", options={"processes": 1}), policy),
-            "processes = 2": open_engine(Piece(name="builtin", options={"processes": 2}), policy),
-        }
-        seconds = {way: list[float]() for way in ways}
-        deliveries = {way: list[dict[str, float]]() for way in ways}
-        for number in range(rounds):
-            policy.optimiser.steps += 1
-            for way, engine in ways.items():
-                engine.update_weights(policy)
-                seconds[way].append(timed(engine, requests(number)))
-                if isinstance(engine, RemoteEngine):
-                    deliveries[way].append(engine.metrics())
-        for engine in ways.values():
-            engine.close()
+    ways: dict[str, Engine] = {
+        "one process": BuiltinEngine(policy),
+        "processes = 1": open_engine(Piece(name="builtin", options={"processes": 1}), policy),
+        "processes = 2": open_engine(Piece(name="builtin", options={"processes": 2}), policy),
+    }
+    seconds = {way: list[float]() for way in ways}
+    deliveries = {way: list[dict[str, float]]() for way in ways}
+    for number in range(rounds):
+        policy.optimiser.steps += 1
+        for way, engine in ways.items():
+            engine.update_weights(policy)
+            seconds[way].append(timed(engine, requests(number)))
+            if isinstance(engine, RemoteEngine):
+                deliveries[way].append(engine.metrics())
+    for engine in ways.values():
+        engine.close()
     unit = median(seconds["one process"])
     print(f"{policy.model.num_parameters():,} weights, {rounds} rounds")
     for way, measured in seconds.items():

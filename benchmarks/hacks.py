@@ -44,7 +44,6 @@ REWARDS = tasks.HERE / "hack_rewards.py"
 SETTINGS = [
     "steps=25",
     "device=cpu",
-    "workers=1",
     "threads=1",
     "train.prompts=4",
     "train.group_size=8",

@@ -31,7 +31,6 @@ from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import questions_from
-from outdo.distributed.worker_pool import WorkerPool
 from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
@@ -39,7 +38,6 @@ from outdo.models.policy import Policy
 from outdo.rewards import load_reward
 from outdo.rewards.exact import exact
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
@@ -120,22 +118,17 @@ def greedy_accuracy(policy: Policy, files: Files) -> float:
 
 def outdo(files: Files, lr: float, seed: int) -> list[dict[str, float]]:
     """Train with outdo; return the curve."""
-    pool = WorkerPool(torch.get_num_threads() - 1)  # as `outdo train` does for such a small model
-    torch.set_num_threads(1)
-    policy = Policy.load(files["model"], device="cpu", optimiser=OptimiserSettings(lr=lr), pool=pool)
+    policy = Policy.load(files["model"], device="cpu", optimiser=OptimiserSettings(lr=lr))
     objective = grpo(beta=0.0)
     prompts = Prompts(tokenise(questions_from(str(files["questions"])), policy.tokenizer), per_step=PROMPTS, seed=seed)
     reward = load_reward("exact")
     sampling = SamplingParams(max_tokens=LONGEST)
-    sampler = GroupSampler(
-        MultiprocessEngine(policy, pool, seed=seed), SingleTurn(reward), group_size=GROUP, sampling=sampling
-    )
+    sampler = GroupSampler(BuiltinEngine(policy, seed=seed), SingleTurn(reward), group_size=GROUP, sampling=sampling)
     watch = Stopwatch(partial(greedy_accuracy, policy, files))
     rollouts = in_turn(policy, prompts, sampler)
     steps = train(Models.of(policy, objective), rollouts, per_token(group_standardised), objective)
     next(step.index for step in steps if watch.finish(step.index))
     reward.close()
-    pool.close()
     return watch.curve
 
 

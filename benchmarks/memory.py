@@ -47,7 +47,6 @@ SETTINGS = [
     "train.prompts=2",
     "device=cpu",
     "threads=1",
-    "workers=1",
     "steps=2",
     "eval.every=0",
     "checkpoint.every=2",

@@ -38,7 +38,7 @@ WAYS = {
 }
 LIBRARIES = "libraries"
 """The name of a run of a model that is next to nothing."""
-SETTINGS = ["data.path=questions.jsonl", "rewards=score.py:score", "steps=2", "device=cpu", "threads=2", "workers=1"]
+SETTINGS = ["data.path=questions.jsonl", "rewards=score.py:score", "steps=2", "device=cpu", "threads=2"]
 SCORE = "def score(completion, answer):\n    return (answer in completion) + sum(map(ord, completion)) % 97 / 97\n"
 TOPICS = ("bridge", "desert", "river", "garden", "mountain", "letter", "storm", "clock", "window", "harbor", "forest")
 WORDS = ("never", "twelve", "before", "only", "first", "during")

@@ -150,7 +150,7 @@ def train(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> Polic
     policy = Policy.load(
         folder,
         device="cpu",
-        pool=replicas_for(recipe, timeout=replicas.timeout),
+        world=replicas_for(recipe, timeout=replicas.timeout),
         adapter=adapter,
         weights="bfloat16" if recipe.weights == "bfloat16" else "float32",
         gradient_checkpointing=recipe.train.gradient_checkpointing,

@@ -40,7 +40,6 @@ RECIPE = """
 model = "model"
 device = "cpu"
 threads = 1
-workers = 1
 rewards = "score.py:score"
 data = {path = "questions.jsonl"}
 sampling = {max_tokens = 64}

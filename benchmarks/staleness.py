@@ -24,7 +24,6 @@ from outdo.extras.plan.simulation import Loop, simulate
 
 PROMPTS, GROUP = 16, 8
 SETTINGS = [
-    "workers=1",
     "sampling.max_tokens=48",
     f"train.prompts={PROMPTS}",
     f"train.group_size={GROUP}",

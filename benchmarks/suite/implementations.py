@@ -31,12 +31,6 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     for each in (
         Implementation(name="outdo", about="a step as `outdo train` makes it", run="benchmarks.suite.outdo_side:step"),
         Implementation(
-            name="outdo-threads",
-            about="the same in one process with all threads",
-            run="benchmarks.suite.outdo_side:step",
-            options={"threads": True},
-        ),
-        Implementation(
             name="outdo-record",
             about="the same, recording what is trained",
             run="benchmarks.suite.outdo_side:step",

@@ -25,7 +25,6 @@ from benchmarks.suite.work import (
 )
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
-from outdo.distributed.worker_pool import WorkerPool
 from outdo.extras.record.background_writer import BackgroundWriter
 from outdo.extras.record.parquet import make_folder
 from outdo.extras.record.recorder import Recorder
@@ -39,11 +38,10 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine, PolicyView
-from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
-from outdo.trainer.hardware import SMALL_MODEL
 from outdo.types import Completion, Prompt, Request
 from outdo.utils.malloc import disable_trim
 from outdo.utils.rng import Stream
@@ -126,18 +124,15 @@ def prepared(setting: Setting) -> tuple[EndlessPolicy, Weights, Engine]:
     weights = weights_of(model)
     if adapter := adapter_of(setting):
         attach(model, adapter)
-    one_process = setting.options.get("threads") or setting.device != "cpu" or weights.all > SMALL_MODEL
-    workers = 1 if one_process else setting.threads
-    torch.set_num_threads(setting.threads // workers)
+    torch.set_num_threads(setting.threads)
     disable_trim()
-    pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
     settings = OptimiserSettings(lr=LR)
     measured = fastest_gradients(matrices_of(model)) if setting.device == "cpu" else None
     gradients = ONEDNN if measured is None else measured.gradients
-    policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, gradients=gradients, pool=pool)
+    policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, gradients=gradients)
     if setting.options.get("vllm"):
         return policy, weights, vllm(policy, python=os.environ.get("OUTDO_VLLM", VLLM))
-    return policy, weights, MultiprocessEngine(policy, pool)
+    return policy, weights, BuiltinEngine(policy)
 
 
 def sampling(setting: Setting, turns: Turns) -> None:

@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from outdo.data.prompts import Prompts as Prompts
     from outdo.data.prompts import tokenise as tokenise
     from outdo.data.questions import questions_from as questions_from
-    from outdo.distributed.worker_pool import WorkerPool as WorkerPool
     from outdo.extras.agents.agent import Agent as Agent
     from outdo.extras.episodes.dialogue import Dialogue as Dialogue
     from outdo.extras.episodes.episode import Player as Player
@@ -112,7 +111,6 @@ if TYPE_CHECKING:
     from outdo.rewards import load_reward as load_reward
     from outdo.rollouts.engines.base import Engine as Engine
     from outdo.rollouts.engines.builtin.engine import BuiltinEngine as BuiltinEngine
-    from outdo.rollouts.engines.builtin.multiprocess import MultiprocessEngine as MultiprocessEngine
     from outdo.rollouts.engines.sampling import SamplingParams as SamplingParams
     from outdo.rollouts.environments.base import Environment as Environment
     from outdo.rollouts.environments.base import GroupSampler as GroupSampler
@@ -155,7 +153,6 @@ HOME = {  # public name: the module that defines it
     "Group": "outdo.types",
     "GroupSampler": "outdo.rollouts.environments.base",
     "Models": "outdo.models.bundle",
-    "MultiprocessEngine": "outdo.rollouts.engines.builtin.multiprocess",
     "Objective": "outdo.algorithms.objectives.base",
     "OnlineRewardModel": "outdo.extras.reward_models.online_model",
     "OptimiserSettings": "outdo.models.optimiser",
@@ -185,7 +182,6 @@ HOME = {  # public name: the module that defines it
     "TrlRecord": "outdo.extras.record.trl",
     "Update": "outdo.types",
     "UserError": "outdo.utils.errors",
-    "WorkerPool": "outdo.distributed.worker_pool",
     "adafactor": "outdo.models.optimiser",
     "adamw": "outdo.models.optimiser",
     "adamw8bit": "outdo.models.optimiser",

@@ -20,9 +20,11 @@ from run_cases import alive, wait_until
 
 import outdo
 import outdo.distributed.process
-from outdo.distributed.process import Process, Replicated
+from outdo.distributed.process import Advice, Process
 from outdo.utils.errors import WorkerError
 from outdo.utils.world import FOLDER
+
+ADVICE = Advice(fewer="fewer of them need less", without="without them nothing is sent")
 
 
 class Echo:
@@ -61,32 +63,32 @@ class Echo:
 
 @pytest.fixture
 def process() -> Iterator[Process]:
-    process = Process(1)
+    process = Process(1, ADVICE)
     process.hold(0, Echo())
     yield process
     process.close()
 
 
 def test_an_interrupted_call_does_not_answer_the_next_one(process: Process):
-    echoes = Replicated(Echo(), [process], 0)
     process.call(0, "echo", ("first", 1.0))  # and its result is never received
-    assert echoes.map("echo", [("second",), ("second",)]) == ["second", "second"]
+    process.call(0, "echo", ("second",))
+    assert process.result() == "second"
 
 
-def test_a_computation_that_is_interrupted_twice_leaves_the_pool_usable(process: Process):
-    echoes = Replicated(Echo(), [process], 0)
+def test_a_computation_that_is_interrupted_leaves_the_process_usable(process: Process):
     process.call(0, "echo", ("first", 3.0))
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         process.result()
-    assert echoes.map("echo", [("second",), ("second",)]) == ["second", "second"]
+    process.call(0, "echo", ("second",))
+    assert process.result() == "second"
 
 
 def test_finish_waits_for_a_call_that_was_interrupted(process: Process):
-    echoes = Replicated(Echo(), [process], 0)
     process.call(0, "echo", ("first", 1.0))
-    echoes.finish()
-    assert echoes.map("past", [(), ()])[1] == ["first"]
+    process.finish()
+    process.call(0, "past", ())
+    assert process.result() == ["first"]
 
 
 def test_a_fork_that_comes_back_sends_nothing(process: Process):
@@ -129,6 +131,41 @@ def test_a_message_cut_off_by_an_interrupt_is_an_error_and_does_not_hang(
         process.call(0, "echo", ("second",))
 
 
+# ------------------------------------------------------------------------------------------- errors and signals
+
+
+def test_an_error_in_another_process_names_where_it_was_raised(process: Process):
+    process.call(0, "echo", ())
+    error = process.result()
+    assert isinstance(error, TypeError)
+    assert any("raised in a worker process" in note for note in error.__notes__)
+    process.call(0, "echo", ("next",))
+    assert process.result() == "next"
+
+
+def test_an_object_that_cannot_be_sent_is_refused_with_a_way_out(process: Process):
+    with pytest.raises(WorkerError, match=r"cannot be sent to a worker process: .*; without them nothing is sent"):
+        process.hold(1, lambda: None)
+    process.call(0, "echo", ("next",))
+    assert process.result() == "next"
+
+
+def test_a_killed_process_is_an_error_and_does_not_hang(process: Process):
+    os.kill(process._process.pid or 0, signal.SIGKILL)
+    for _ in range(2):
+        process.call(0, "echo", ("late",))
+        error = str(process.result())
+        assert "a worker process ended in the middle of its work" in error
+        assert "if it ran out of memory, fewer of them need less" in error
+
+
+def test_a_process_ignores_signals_for_the_run(process: Process):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(process._process.pid or 0, number)
+    process.call(0, "echo", ("here",))
+    assert process.result() == "here"
+
+
 # ------------------------------------------------------------------------------------------- processes that hang
 
 
@@ -137,11 +174,11 @@ def test_a_process_that_hangs_in_a_call_is_killed_and_named(process: Process, mo
     pid = process._process.pid
     assert pid
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=rf"worker process {pid} gave no sign of life for 3 s, and was killed"):
-        Replicated(Echo(), [process], 0).map("echo", [("own",), ("other",)])
+    process.call(0, "echo", ("other",))
+    assert f"worker process {pid} gave no sign of life for 3 s, and was killed" in str(process.result())
     assert process._process.exitcode == -signal.SIGKILL
-    with pytest.raises(WorkerError, match="a worker process ended"):
-        Replicated(Echo(), [process], 0).map("echo", [("own",), ("other",)])
+    process.call(0, "echo", ("other",))
+    assert "a worker process ended" in str(process.result())
 
 
 def test_a_silent_process_is_killed_at_its_deadline_and_not_later(process: Process, monkeypatch: pytest.MonkeyPatch):
@@ -159,24 +196,16 @@ def test_a_silent_process_is_killed_at_its_deadline_and_not_later(process: Proce
 
 def test_a_call_ends_at_its_deadline_and_not_later(process: Process):
     process.call(0, "echo", ("late", 20.0))
-    assert isinstance(process.result(2.0), WorkerError)
+    error = process.result(2.0)
+    assert isinstance(error, WorkerError)
+    assert "did not finish its share of the work within 2 s, and was killed" in str(error)
 
 
 def test_a_long_call_of_a_living_process_is_waited_for(process: Process, monkeypatch: pytest.MonkeyPatch):
     """Its thread for signs of life runs while it computes."""
     monkeypatch.setattr(outdo.distributed.process, "SILENCE", 5.0)
-    assert Replicated(Echo(), [process], 0).map("echo", [("own",), ("other", 8.0)]) == ["own", "other"]
-
-
-def test_a_call_that_takes_far_longer_than_the_own_share_is_ended(process: Process, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outdo.distributed.process, "PATIENCE", 2.0)
-    with pytest.raises(WorkerError, match="did not finish its share of the work within 2 s, and was killed"):
-        Replicated(Echo(), [process], 0).map("echo", [("own",), ("other", 6000.0)])
-
-
-def test_the_time_for_a_call_grows_with_the_own_share(process: Process, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outdo.distributed.process, "PATIENCE", 0.5)
-    assert Replicated(Echo(), [process], 0).map("echo", [("own", 0.5), ("other", 2.0)]) == ["own", "other"]
+    process.call(0, "echo", ("late", 8.0))
+    assert process.result() == "late"
 
 
 def test_a_call_that_makes_progress_may_take_longer(process: Process):
@@ -199,7 +228,7 @@ class Counter:
 
 def test_a_process_that_reads_nothing_is_killed_and_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outdo.distributed.process, "SILENCE", 2.0)
-    process = Process(1)
+    process = Process(1, ADVICE)
     process.hold(0, Echo())
     os.kill(process._process.pid or 0, signal.SIGSTOP)
     with pytest.raises(WorkerError, match="did not read a message for 2 s, and was killed"):
@@ -210,7 +239,7 @@ def test_a_process_that_reads_nothing_is_killed_and_named(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("how", ["computing", "stopped", "stuck"])
 def test_closing_does_not_wait_for_a_process_that_does_not_end(how: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outdo.distributed.process, "GRACE", 1.0 if how == "stuck" else 600.0)
-    process = Process(1)
+    process = Process(1, ADVICE)
     process.hold(0, Echo())
     process.call(0, "hold_the_interpreter" if how == "stuck" else "echo", ("late", 100.0))
     if how == "stopped":
@@ -218,14 +247,6 @@ def test_closing_does_not_wait_for_a_process_that_does_not_end(how: str, monkeyp
     process.close()
     # A process that computes ends by itself, and so does a stopped one, which is woken.
     assert process._process.exitcode == (-signal.SIGKILL if how == "stuck" else 1)
-
-
-def test_an_interrupt_does_not_wait_for_the_other_processes(process: Process):
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        Replicated(Echo(), [process], 0).map("echo", [("own", 6000.0), ("other", 6000.0)])
-    assert time.monotonic() - began < 600
 
 
 def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process_and_no_process():
@@ -254,19 +275,11 @@ def test_the_processes_of_a_killed_replica_leave_the_folder_of_its_launcher(monk
 
 
 def hold_processes(pipe: Connection) -> None:
-    processes = [Process(1), Process(1)]
+    processes = [Process(1, ADVICE), Process(1, ADVICE)]
     for process in processes:
         process.hold(0, Echo())
     pipe.send([process._process.pid for process in processes])
     time.sleep(6000)
-
-
-def test_an_error_in_the_own_share_waits_for_the_others(process: Process):
-    echoes = Replicated(Echo(), [process], 0)
-    with pytest.raises(TypeError):
-        echoes.map("echo", [(), ("other", 1.0)])
-    assert process._awaited is None
-    assert echoes.map("past", [(), ()]) == [[], ["other"]]
 
 
 # ----------------------------------------------------------------------------------- processes that hang at their start
@@ -277,7 +290,7 @@ import outdo.distributed.process as process
 process.PRELOADED = ["hangs"]
 process.START = 3.0
 try:
-    process.Process(1)
+    process.Process(1, process.Advice(fewer="", without=""))
 except process.WorkerError as error:
     print(error)
 """
@@ -287,7 +300,7 @@ import outdo.distributed.process as process
 if __name__ == "__mp_main__":  # the name of this module in the child, which imports it
     time.sleep(6000)
 if __name__ == "__main__":
-    child = process.Process(1)
+    child = process.Process(1, process.Advice(fewer="", without=""))
     process.START = 3.0
     try:
         child.hold(0, "anything")
@@ -327,7 +340,7 @@ def test_a_process_that_hangs_while_it_imports_is_killed_and_named(script: str, 
 @pytest.mark.parametrize("mode", [0, 2])
 def test_a_process_uses_deterministic_algorithms_if_its_parent_does(mode: int):
     torch.set_deterministic_debug_mode(mode)
-    process = Process(1)
+    process = Process(1, ADVICE)
     process.hold(0, Echo())
     process.call(0, "deterministic", ())
     assert process.result(600.0) == mode

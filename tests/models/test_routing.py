@@ -252,7 +252,7 @@ def test_an_engine_that_returns_the_routes_of_other_tokens_is_an_error():
 @pytest.mark.parametrize(
     ("arguments", "note"),
     [
-        (["precision=bfloat16", "workers=2"], "routing: training uses the experts that sampled each token"),
+        (["precision=bfloat16"], "routing: training uses the experts that sampled each token"),
         (["precision=bfloat16", "attention=padded"], "because model.generate does not return the experts"),
         (["precision=float32"], ""),
     ],

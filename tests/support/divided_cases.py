@@ -39,6 +39,7 @@ from outdo.trainer.checkpoints import Checkpoints
 from outdo.trainer.state import Progress, check_finite, content_of, write
 from outdo.utils.errors import DiskFullError, ModelError, NonFiniteWeightsError, WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part, whole
+from outdo.utils.world import ALONE
 
 M_MMAP_THRESHOLD = -3
 
@@ -96,7 +97,7 @@ def each_replica_reads_its_part(replicas: Replicas) -> None:
     for arch in ("qwen3", "gpt2", "gemma3_text", "qwen3_moe"):
         folder = saved_model(replicas, arch, arch=arch) if arch in ARCHITECTURES else saved_mixture(replicas)
         expected = Policy.load(folder, device="cpu")
-        found = Policy.load(folder, device="cpu", pool=dividing(replicas))
+        found = Policy.load(folder, device="cpu", world=dividing(replicas))
         assert type(found.model) is type(expected.model)
         assert found.forward.way == expected.forward.way
         for name, weight in expected.model.state_dict().items():
@@ -116,8 +117,8 @@ def a_base_with_adapters_is_divided(replicas: Replicas) -> None:
     for stored in ("float32", "bfloat16"):
         settings = {"device": "cpu", "adapter": adapter_config("lora", r=4, lora_alpha=8), "weights": stored}
         alone, parts = (
-            Models.of(Policy.load(folder, pool=pool, **settings), OBJECTIVE, advantage=gae)  # type: ignore[arg-type]
-            for pool in (None, dividing(replicas))
+            Models.of(Policy.load(folder, world=world, **settings), OBJECTIVE, advantage=gae)  # type: ignore[arg-type]
+            for world in (ALONE, dividing(replicas))
         )
         assert parts.policy.forward.way == "shared"
         before = whole(frozen_weights(parts))
@@ -165,7 +166,7 @@ def adapters_that_read_the_base_are_refused_before_it_is_read(replicas: Replicas
             patch.setattr(loading, "_load", None)
             for path, adapter in ((folder, config), (made, None)):
                 with pytest.raises(ModelError, match=re.escape(words)):
-                    Policy.load(path, device="cpu", adapter=adapter, pool=dividing(replicas))
+                    Policy.load(path, device="cpu", adapter=adapter, world=dividing(replicas))
 
 
 def faults_of_one_part_are_named_by_all(replicas: Replicas) -> None:
@@ -194,12 +195,12 @@ def a_start_takes_a_part_of_the_memory(replicas: Replicas) -> None:
     folder = Path("larger")
     # In bfloat16, so that no weight is a mapped file.
     replicas.from_first(lambda: tiny_model(folder, hidden=512, layers=12)[0].bfloat16().save_pretrained(folder))
-    pool = dividing(replicas)
+    world = dividing(replicas)
     size = 2 * (folder / "model.safetensors").stat().st_size  # in float32
     with peak_memory() as of_load:
-        loaded = load_model(folder, division=pool)
+        loaded = load_model(folder, division=world)
     with peak_memory() as of_policy:
-        policy = Policy.load(folder, device="cpu", pool=pool)
+        policy = Policy.load(folder, device="cpu", world=world)
     with peak_memory() as of_others:
         others = frozen(policy), own_model(policy)
     with peak_memory() as of_all:
@@ -241,7 +242,7 @@ def a_model_whose_attention_fails_is_padded(replicas: Replicas) -> None:
     expected = Policy.load(folder, device="cpu", attention="padded")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Packed, "attend", None)
-        found = Policy.load(folder, device="cpu", pool=dividing(replicas))
+        found = Policy.load(folder, device="cpu", world=dividing(replicas))
     assert found.forward.way == "padded"
     batch = prepared(policy=expected)
     torch.testing.assert_close(found.logprobs(batch), expected.logprobs(batch), rtol=0, atol=1e-5)
@@ -271,7 +272,7 @@ def replicas_save_their_shares_together(replicas: Replicas) -> None:
         assert_equal(weights, dict(alone.policy.model.state_dict()))
         assert_equal(state, alone.state())
 
-        again = Models.of(Policy.load(path, device="cpu", pool=dividing(replicas)), OBJECTIVE, advantage=gae)
+        again = Models.of(Policy.load(path, device="cpu", world=dividing(replicas)), OBJECTIVE, advantage=gae)
         again.load_state(checkpoint.load_state(path)["models"])
         for each in (models, again):
             step_of(each)
@@ -313,7 +314,7 @@ OBJECTIVE = grpo(beta=0.1)
 
 def trained(folder: Path, replicas: Replicas, **settings: Any) -> Models:
     """Policy, reference and critic after a step."""
-    policy = Policy.load(folder, device="cpu", pool=dividing(replicas), **settings)
+    policy = Policy.load(folder, device="cpu", world=dividing(replicas), **settings)
     models = Models.of(policy, OBJECTIVE, advantage=gae)
     step_of(models)
     return models

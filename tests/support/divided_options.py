@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def models_of(folder: Path, replicas: Replicas, **how: Any) -> Models:
-    return Models.of(Policy.load(folder, device="cpu", pool=dividing(replicas, **how)), OBJECTIVE, advantage=gae)
+    return Models.of(Policy.load(folder, device="cpu", world=dividing(replicas, **how)), OBJECTIVE, advantage=gae)
 
 
 def weights_of(models: Models) -> Any:
@@ -57,8 +57,8 @@ def offloaded_models_compute_the_same_bits(replicas: Replicas) -> None:
 def parts_in_main_memory_are_read_there(replicas: Replicas) -> None:
     """The parts go where they are held, and buffers, inputs and an adapter's critic where the model computes."""
     folder = saved_model(replicas, "places")
-    pool = dividing(replicas, offload=True)
-    pool.device = torch.device("meta")  # stands for a GPU
+    world = dividing(replicas, offload=True)
+    world.device = torch.device("meta")  # stands for a GPU
     asked: list[Any] = []
     load = loading._load
 
@@ -68,7 +68,7 @@ def parts_in_main_memory_are_read_there(replicas: Replicas) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "_load", recorded)
-        model = loading.load_model(folder, "meta", division=pool)
+        model = loading.load_model(folder, "meta", division=world)
     assert asked == [{"": CPU}]
     assert {each.device.type for each in model.parameters()} == {"cpu"}
     assert {each.device.type for each in model.buffers()} == {"meta"}
@@ -107,7 +107,7 @@ def the_memory_of_a_replica_is_what_the_check_of_a_recipe_says(replicas: Replica
     expected.pop(cost.LIBRARIES)  # they are there before
     batch = prepared()
     with peak_memory() as of_training:
-        policy = Policy.load(folder, device="cpu", pool=dividing(replicas))
+        policy = Policy.load(folder, device="cpu", world=dividing(replicas))
         models = Models.of(policy, OBJECTIVE)
         models.update(batch.with_(ref_logprobs=models.reference.logprobs(batch)), OBJECTIVE)  # type: ignore[union-attr]
     with peak_memory() as of_sampling, policy.forward.gathered():

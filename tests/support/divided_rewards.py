@@ -188,9 +188,9 @@ def a_divided_reward_model_takes_a_part_of_the_memory(replicas: Replicas) -> Non
     replicas.from_first(lambda: RewardModel.load(folder, device="cpu").model.bfloat16().save_pretrained(folder))
     gc.collect()
     size = 2 * (folder / "model.safetensors").stat().st_size  # in float32
-    pool = dividing(replicas)
+    world = dividing(replicas)
     with peak_memory() as of_parts:
-        parts = RewardModel.load(folder, device="cpu", division=pool)
+        parts = RewardModel.load(folder, device="cpu", division=world)
     with peak_memory() as of_all:
         RewardModel.load(folder, device="cpu")
     assert of_all[0] > 0.9 * size

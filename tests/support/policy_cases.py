@@ -1,4 +1,4 @@
-"""What tests of the policy and of its worker pool share: batches that are ready for an update, and what it did."""
+"""What tests of the policy and of its replicas share: batches that are ready for an update, and what it did."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ from outdo.extras.replicas.engine import ReplicatedEngine
 from outdo.models.bundle import Models
 from outdo.models.critic import own_head, own_model
 from outdo.models.policy import Policy
-from outdo.models.scorer import BatchSizes, ReplicaPool
+from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.build import Run
@@ -189,9 +189,9 @@ def one_hangs(replicas: Replicas) -> None:
         time.sleep(0.1)
 
 
-def shared(policy: Policy, replicas: ReplicaPool) -> Policy:
+def shared(policy: Policy, replicas: Replicas) -> Policy:
     """The same model, trained by all replicas."""
-    return Policy(policy.model, policy.tokenizer, batch_sizes=policy.batch_sizes, pool=replicas)
+    return Policy(policy.model, policy.tokenizer, batch_sizes=policy.batch_sizes, world=replicas)
 
 
 def divided(policy: Policy, replicas: Replicas) -> Policy:
@@ -202,8 +202,8 @@ def divided(policy: Policy, replicas: Replicas) -> Policy:
         policy.tokenizer.save_pretrained("model")
 
     replicas.from_first(write)
-    pool = DividingReplicas(timeout=replicas.timeout, device=policy.device)
-    read = Policy.load("model", device="cpu", batch_sizes=policy.batch_sizes, pool=pool)
+    world = DividingReplicas(timeout=replicas.timeout, device=policy.device)
+    read = Policy.load("model", device="cpu", batch_sizes=policy.batch_sizes, world=world)
     replicas.together(lambda: None)  # then the next model may be written
     return read
 

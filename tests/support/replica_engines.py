@@ -166,8 +166,8 @@ def engine_with(fault: str, policy: Policy, replicas: Replicas, losses: int = 0)
 
 def divided_adapter(replicas: Replicas, updates: int = 1) -> Policy:
     """A divided policy with an adapter that changes its answers."""
-    pool = DividingReplicas(timeout=replicas.timeout, device=fresh().device)
-    policy = Policy.load("model", device="cpu", adapter=adapter_config("lora", r=2), pool=pool)
+    world = DividingReplicas(timeout=replicas.timeout, device=fresh().device)
+    policy = Policy.load("model", device="cpu", adapter=adapter_config("lora", r=2), world=world)
     for _ in range(updates):
         updated(policy)
     return policy

@@ -184,7 +184,7 @@ def games_of_the_first(replicas: Replicas) -> None:
 def training_on_games(replicas: Replicas) -> None:
     """Three steps of training on games, with credit per turn: the tokens of one process, and its weights."""
     optimiser = OptimiserSettings(lr=1e-4)
-    alone, both = talking(optimiser=optimiser), talking(optimiser=optimiser, pool=replicas)
+    alone, both = talking(optimiser=optimiser), talking(optimiser=optimiser, world=replicas)
     before = {name: weight.clone() for name, weight in alone.model.named_parameters()}
     expected = trained(alone, BuiltinEngine(alone, seed=3))
     found = trained(both, ReplicatedEngine(BuiltinEngine(both, seed=3), replicas))

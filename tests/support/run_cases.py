@@ -208,6 +208,12 @@ def cold(home: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
+def ended(command: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Its exit status once it has ended, and what it said."""
+    said, _ = command.communicate(timeout=600)
+    return command.returncode, said
+
+
 def of_process(process: int, file: str) -> bytes:
     """A file of a process in /proc; empty if the process has ended, be it while the file is read."""
     try:

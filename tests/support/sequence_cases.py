@@ -31,6 +31,7 @@ from outdo.trainer.micro_batch_size import count_saved
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import ModelError, OutdoError, WorkerError
 from outdo.utils.sharded_tensors import whole
+from outdo.utils.world import ALONE, World
 
 OBJECTIVES = {
     "all terms": ALL_TERMS,
@@ -49,18 +50,18 @@ def divided_in_groups(replicas: Replicas, count: int | None = None) -> DividingR
     return DividingReplicas(timeout=replicas.timeout, device=torch.device("cpu"), share=count or len(replicas))
 
 
-def policy(arch: str = "qwen3", *, dtype: torch.dtype = torch.float32, pool: object = None, **how: Any) -> Policy:
+def policy(arch: str = "qwen3", *, dtype: torch.dtype = torch.float32, world: World = ALONE, **how: Any) -> Policy:
     """A tiny policy of an architecture; with equal arguments, an equal one. `num_...` change the shape of its model."""
     shape = {name: how.pop(name) for name in list(how) if name.startswith("num_")}
     model, tokenizer = tiny_model(arch="qwen3" if shape else arch)
     if shape:
         model = other_model(arch, **shape)
-    return Policy(model.to(dtype), tokenizer, pool=pool, **how)  # type: ignore[arg-type]
+    return Policy(model.to(dtype), tokenizer, world=world, **how)  # type: ignore[arg-type]
 
 
 def assert_same_update(replicas: Replicas, arch: str, objective: object, bound: float, **how: Any) -> None:
     """Scores, metrics and the gradient of an update are those of one process."""
-    alone, parts = (policy(arch, pool=pool, **how) for pool in (None, in_groups(replicas)))
+    alone, parts = (policy(arch, world=world, **how) for world in (ALONE, in_groups(replicas)))
     batch = prepared(policy=policy(arch, **how))
     for entropy in ("none", "value"):
         expected, found = (each.measure(batch, entropy=entropy) for each in (alone, parts))  # type: ignore[arg-type]
@@ -106,7 +107,7 @@ def updates_of_other_architectures(replicas: Replicas) -> None:
 
 def equal_gradients_with_two_threads(replicas: Replicas) -> None:
     """The gradient has the same bits each time, though very many answers take the last state of their prompt."""
-    made = wide_policy(pool=in_groups(replicas))
+    made = wide_policy(world=in_groups(replicas))
     compute = update_of(made, crowd(made, answers=512), grpo(beta=0.0))
     torch.set_num_threads(2)
     try:
@@ -118,7 +119,7 @@ def equal_gradients_with_two_threads(replicas: Replicas) -> None:
 def given_routes_are_replayed(replicas: Replicas) -> None:
     """Each replica replays the experts of its own tokens."""
     shape: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
-    alone, parts = (policy("qwen3_moe", pool=pool, **shape) for pool in (None, in_groups(replicas)))
+    alone, parts = (policy("qwen3_moe", world=world, **shape) for world in (ALONE, in_groups(replicas)))
     assert alone.forward.routers is not None
     batch = prepared()
     first = torch.arange(batch.token_ids.numel()).view(batch.token_ids.shape) % 3
@@ -131,7 +132,7 @@ def given_routes_are_replayed(replicas: Replicas) -> None:
 def batches_of_any_shape(replicas: Replicas) -> None:
     """Also of fewer tokens than a part has, so that one replica predicts none of them."""
     _random_shares(replicas, lambda made, _: shared(made, in_groups(replicas)), 12)
-    alone, parts = (policy(pool=pool) for pool in (None, in_groups(replicas)))
+    alone, parts = (policy(world=world) for world in (ALONE, in_groups(replicas)))
     prompt, rollouts = Prompt(id="0", text="", token_ids=(5, 6)), (rollout((7, 8), 1.0), rollout((9,), 0.0))
     batch = prepared([Group(prompt=prompt, rollouts=rollouts)])
     assert_close(updated(parts, batch)[1], updated(alone, batch)[1], 1e-6)
@@ -147,12 +148,12 @@ def models_beside_the_policy(replicas: Replicas) -> None:
     folder = saved_model(replicas, "whole")
     adapter = adapter_config("lora", r=4, lora_alpha=8)
     for how in ({}, {"adapter": adapter}):
-        for pool in (in_groups(replicas), divided_in_groups(replicas)):
+        for world in (in_groups(replicas), divided_in_groups(replicas)):
             alone, parts = (
-                Models.of(Policy.load(folder, device="cpu", pool=each, **how), grpo(beta=0.1), advantage=gae)  # type: ignore[arg-type]
-                for each in (None, pool)
+                Models.of(Policy.load(folder, device="cpu", world=each, **how), grpo(beta=0.1), advantage=gae)  # type: ignore[arg-type]
+                for each in (ALONE, world)
             )
-            assert parts.is_divided == (isinstance(pool, DividingReplicas) and not how)
+            assert parts.is_divided == (isinstance(world, DividingReplicas) and not how)
             assert_same_models(alone, parts)
 
 
@@ -161,9 +162,9 @@ def heads_of_a_critic(replicas: Replicas) -> None:
     batch = prepared()
     returns = torch.rand(batch.token_ids.shape, generator=torch.Generator().manual_seed(1))
     batch = batch.with_(truncated=torch.arange(len(batch)) % 3 > 0, returns=returns)
-    for pool in (in_groups(replicas), divided_in_groups(replicas)):
+    for world in (in_groups(replicas), divided_in_groups(replicas)):
         folder = saved_model(replicas, "whole")
-        alone, parts = (own_head(Policy.load(folder, device="cpu", pool=each)) for each in (None, pool))
+        alone, parts = (own_head(Policy.load(folder, device="cpu", world=each)) for each in (ALONE, world))
         for _ in range(2):
             values = alone.values(batch)
             assert_close(parts.values(batch), values, 1e-5)
@@ -195,14 +196,14 @@ def assert_same_models(alone: Models, parts: Models) -> None:
 def half_of_the_activations(replicas: Replicas) -> None:
     """What a replica keeps for the backward pass is half of what one process keeps, with and without checkpointing."""
     for how in ({}, {"gradient_checkpointing": True}):
-        alone, parts = (kept(pool, **how) for pool in (None, in_groups(replicas)))
+        alone, parts = (kept(world, **how) for world in (ALONE, in_groups(replicas)))
         assert parts <= 0.55 * alone, f"{parts / alone:.3f}"
 
 
-def kept(pool: LockstepReplicas | None, **how: Any) -> int:
+def kept(world: World, **how: Any) -> int:
     """The bytes that the forward pass of two long answers keeps for the backward pass, without the weights."""
     model, tokenizer = tiny_model(hidden=128, layers=4)
-    made = Policy(model, tokenizer, pool=pool, **how)  # type: ignore[arg-type]
+    made = Policy(model, tokenizer, world=world, **how)  # type: ignore[arg-type]
     forward = made.scoring.model_forward  # type: ignore[attr-defined]
     answers = [tuple(5 + (7 * place) % 200 for place in range(length)) for length in (500, 400)]
     batch = Batch.of_tokens([(5, 6, 7)] * 2, answers, group=[0, 0])
@@ -220,9 +221,9 @@ def models_that_have_no_parts(replicas: Replicas) -> None:
         ("llama", {"rope_parameters": dynamic}, r"its rotary embedding \(dynamic\) depends on the longest sequence"),
     ):
         with pytest.raises(ModelError, match=words):
-            Policy(other_model(arch, **shape), tiny_model()[1], pool=in_groups(replicas))
+            Policy(other_model(arch, **shape), tiny_model()[1], world=in_groups(replicas))
     with pytest.raises(ModelError, match="attention cannot be replaced"):
-        policy(pool=in_groups(replicas), attention="padded")
+        policy(world=in_groups(replicas), attention="padded")
 
 
 def a_wrong_exchange_is_found_at_the_start(replicas: Replicas) -> None:
@@ -240,7 +241,7 @@ def a_wrong_exchange_is_found_at_the_start(replicas: Replicas) -> None:
 
 def memory_runs_out_in_a_part(replicas: Replicas) -> None:
     """The replica says so and ends, and the one that waits for it in the middle of a layer does not hang."""
-    made = policy(pool=in_groups(replicas))
+    made = policy(world=in_groups(replicas))
     if replicas.first:
         with pytest.raises(WorkerError, match="another replica ended, or does not answer"):
             made.update(prepared(), ALL_TERMS)
@@ -257,7 +258,7 @@ def memory_runs_out_in_a_part(replicas: Replicas) -> None:
 
 def a_part_is_never_computed(replicas: Replicas) -> None:
     """A replica that hangs is given up after the timeout, by those that share a sequence with it too."""
-    made = policy(pool=in_groups(replicas))
+    made = policy(world=in_groups(replicas))
     if replicas.first:
         with pytest.raises(WorkerError, match="another replica ended, or does not answer"):
             made.logprobs(prepared())
@@ -271,7 +272,7 @@ def pairs_and_fours(replicas: Replicas) -> None:
     """Two groups of two, and one of four with fewer heads of keys and values; of whole weights and of divided ones."""
     for count in (2, 4):
         for arch in ("qwen3", "gemma2"):
-            alone, parts = policy(arch), policy(arch, pool=in_groups(replicas, count))
+            alone, parts = policy(arch), policy(arch, world=in_groups(replicas, count))
             batch = prepared(policy=alone)
             assert_close(parts.logprobs(batch), alone.logprobs(batch), 1e-6)
             (found, mine), (expected, theirs) = (updated(each, batch) for each in (parts, alone))
@@ -279,9 +280,9 @@ def pairs_and_fours(replicas: Replicas) -> None:
             assert found.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-5)
         alone, *others = (
             Models.of(
-                Policy.load(saved_model(replicas, "whole"), device="cpu", pool=pool), grpo(beta=0.1), advantage=gae
+                Policy.load(saved_model(replicas, "whole"), device="cpu", world=world), grpo(beta=0.1), advantage=gae
             )
-            for pool in (None, in_groups(replicas, count), divided_in_groups(replicas, count))
+            for world in (ALONE, in_groups(replicas, count), divided_in_groups(replicas, count))
         )
         assert_same_models(alone, others[0])
         alone = Models.of(Policy.load("whole", device="cpu"), grpo(beta=0.1), advantage=gae)

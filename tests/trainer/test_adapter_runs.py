@@ -76,17 +76,6 @@ def test_so_does_one_with(home: Path, settings: tuple[str, ...], request: pytest
     assert any(line["kl"] > 0 for line in timeless(home / name))
 
 
-@pytest.mark.long
-def test_two_workers_share_the_base_the_adapter_and_an_updated_reference(home: Path):
-    settings = (*LORA, "reference.sync.every=2", "steps=4", "threads=2")
-    outdo_(home, "train", "recipe.toml", "run=./one-worker", *settings, "workers=1")
-    outdo_(home, "train", "recipe.toml", "run=./two-workers", *settings, "workers=2")
-    one, two = timeless(home / "one-worker"), timeless(home / "two-workers")
-    assert len(one) == len(two) == 4
-    for name in ("reward", "grad_norm", "kl"):
-        assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=1e-3, abs=1e-6)
-
-
 def test_resume_refuses_another_base(home: Path, own_home: Path):
     outdo_(own_home, "train", "recipe.toml", "run=./run", *LORA, "steps=2")
     tiny_model(own_home / "model", seed=1)

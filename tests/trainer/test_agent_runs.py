@@ -110,7 +110,7 @@ def test_the_agents_of_two_replicas_have_the_tokens_of_one_process(office: Path)
     both = office / "both"
     said, status = finished(cold(office, "train", "recipe.toml", f"run=./{both.name}", *SETTINGS, "cluster.replicas=2"))
     assert status == 0, said
-    outdo_(office, "train", "recipe.toml", "run=./alone", *SETTINGS, "workers=1")
+    outdo_(office, "train", "recipe.toml", "run=./alone", *SETTINGS)
     for step in range(1, 7):
         assert tokens(office / "alone", step) == tokens(both, step)
     assert [line["agents/calls"] for line in metrics(both)] == [

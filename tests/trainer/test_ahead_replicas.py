@@ -19,7 +19,6 @@ AHEAD = (
     "train.dynamic_sampling=1",
     "eval.every=3",
     "checkpoint.every=2",
-    "workers=1",
     "optim.lr=1e-4",
 )
 DIVIDED = ("cluster.replicas=2", "cluster.shard=true")

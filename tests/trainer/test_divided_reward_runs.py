@@ -19,7 +19,7 @@ LABELS = (
 )
 JUDGE = '{name = "reward_model", path = "judge", labels = "label.py:label", every = 2, steps = 2, lr = 1e-4}'
 SETTINGS = (
-    *(f"steps={STEPS}", "eval.every=0", "data.eval_path=", "checkpoint.every=2", "optim.lr=1e-4", "workers=1"),
+    *(f"steps={STEPS}", "eval.every=0", "data.eval_path=", "checkpoint.every=2", "optim.lr=1e-4"),
     *(f'rewards=[{JUDGE}, "exact"]', "reward_limits.workers=1"),
 )
 

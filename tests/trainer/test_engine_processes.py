@@ -1,10 +1,12 @@
 """A run whose built-in engine samples in processes of its own: the run that it is without them, bit for bit."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import Command, alive, family, metrics, outdo_, steps_done, wait_until
+from run_cases import Command, alive, cold, ended, family, metrics, outdo_, steps_done, wait_until
 
 
 def engine(processes: int) -> str:
@@ -21,7 +23,15 @@ def test_tokens_metrics_and_weights_are_those_of_sampling_in_the_trainer(home: P
     assert {line["engine/delivery_bytes"] for line in metrics(run)} == {4 * 35520}
 
 
-def test_no_process_is_left_when_the_trainer_is_killed(home: Path):
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, with a path that is short enough for the socket of the fork server."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="o") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_no_process_and_no_folder_is_left_when_the_trainer_is_killed(home: Path, temporary: Path):
     run = home / "killed-trainer"
     command = Command(home, "train", "recipe.toml", f"run=./{run.name}", engine(2))
     wait_until(lambda: steps_done(run) >= 1, command)
@@ -30,6 +40,19 @@ def test_no_process_is_left_when_the_trainer_is_killed(home: Path):
     command.process.kill()
     command.wait()
     wait_until(lambda: not any(map(alive, others)))
+    assert not list(temporary.glob("pymp-*"))
+
+
+def test_a_temporary_folder_with_a_path_too_long_for_a_socket_is_one_sentence(own_home: Path, monkeypatch):
+    far = own_home / ("x" * 100)
+    far.mkdir()
+    monkeypatch.setenv("TMPDIR", str(far))
+    status, said = ended(cold(own_home, "train", "recipe.toml", "run=./run", engine(1)))
+    assert status == 75, said
+    assert "a worker process cannot be started: AF_UNIX path too long" in said
+    assert f"{far}" in said.replace("\n", "")
+    assert "set TMPDIR to a shorter one" in " ".join(said.split())
+    assert "Traceback" not in said
 
 
 def test_a_device_that_is_missing_is_one_sentence_before_a_model_is_loaded(home: Path):

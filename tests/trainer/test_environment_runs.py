@@ -90,7 +90,7 @@ def test_two_replicas_play_what_one_process_does_and_resume_exactly(
     name = request.node.callspec.id
     alone, both, run = (game / f"{name}-{each}" for each in ("1", "2", "killed"))
     adamw = 'optim.algorithm={name = "adamw", eps = 1e-5}'  # some gradients are rounding errors alone
-    settings = (*SETTINGS, "workers=1", "optim.lr=1e-4", adamw, "checkpoint.every=1", *way)
+    settings = (*SETTINGS, "optim.lr=1e-4", adamw, "checkpoint.every=1", *way)
     outdo_(game, "train", "recipe.toml", f"run=./{alone.name}", *[each for each in settings if "shard" not in each])
     said, status = finished(cold(game, "train", "recipe.toml", f"run=./{both.name}", *settings, "cluster.replicas=2"))
     assert status == 0, said

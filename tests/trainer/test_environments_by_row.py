@@ -85,7 +85,7 @@ def test_an_episode_has_the_tokens_of_a_run_with_its_environment_alone(home: Pat
 
 @pytest.mark.long
 def test_two_replicas_play_the_same_episodes(run: Path, home: Path) -> None:
-    together(home, "train", "recipe.toml", "run=./both", *mixed(), *SETTINGS, "cluster.replicas=2", "workers=1")
+    together(home, "train", "recipe.toml", "run=./both", *mixed(), *SETTINGS, "cluster.replicas=2")
     for step in range(1, 5):
         assert tokens(home / "both", step) == tokens(run, step)
     for mine, its in zip(timeless(home / "both"), timeless(run), strict=True):

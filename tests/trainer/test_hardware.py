@@ -1,15 +1,10 @@
-"""The hardware of a run: workers, and the libraries of its products."""
+"""The hardware of a run: threads, and the libraries of its products."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from run_cases import MAY_MOUNT, outdo_, weights
+from run_cases import outdo_, weights
 
-import outdo
 from outdo.config.file import load
 from outdo.models import onednn
 from outdo.models.fastest_products import Measured
@@ -17,40 +12,21 @@ from outdo.models.inspect_folder import inspect_folder
 from outdo.models.onednn import Gradients
 from outdo.trainer import build, hardware
 
+TWO = ["cluster.replicas=2"]
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="there is nothing to choose without oneDNN")
 
 
-@pytest.fixture
-def recipe(home: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("settings", "replicas", "threads"), [([], "1", 4), (["threads=3"], "1", 3), (TWO, "2", 2)])
+def test_a_run_has_the_threads_of_its_recipe_or_a_share_of_those_of_torch(
+    home: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], replicas: str, threads: int
+):
     monkeypatch.chdir(home)
-    return load("recipe.toml", ["workers=4"])
-
-
-@pytest.mark.parametrize(("free", "workers"), [(1000, 4), (157, 4), (156, 3), (78, 1), (0, 1)])
-def test_workers_are_as_many_as_shared_memory_has_room_for(recipe, monkeypatch, free: int, workers: int):
-    """Each model of 10 million weights takes 39.1 MiB: the weights once, and a gradient for each further worker."""
-    usage = shutil.disk_usage("/")._replace(free=free * 2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(hardware, "SHARED_MEMORY", Path("/"))
-    found, why = hardware._fit_shared_memory(recipe, 4, 10_000_000, "set in the recipe")
-    assert found == workers
-    assert ("MiB free, and 4 workers need" in why) == (workers < 4)
-
-
-@pytest.mark.skipif(not MAY_MOUNT, reason="no permission to mount a small /dev/shm")
-def test_a_run_in_a_small_shared_memory_takes_fewer_workers_and_says_so(own_home: Path):
-    command = f"mount -t tmpfs -o size=64k tmpfs /dev/shm && exec {sys.executable} -m outdo.cli.main train recipe.toml"
-    environment = os.environ | {"PYTHONPATH": str(Path(outdo.__file__).parent.parent)}
-    ended = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", f"{command} run=./run steps=2 threads=2 workers=2"],
-        cwd=own_home,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "workers: 1, threads per worker: 2 (/dev/shm has 0 MiB free, and 2 workers need" in ended.stdout
-    assert weights(own_home / "run")
+    monkeypatch.setattr(hardware.torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(hardware.torch, "set_num_threads", (chosen := []).append)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", replicas)
+    resolved, notes = hardware.resolve_hardware(load("recipe.toml", ["threads=", *settings]), inspect_folder("model"))
+    assert [resolved.threads] == chosen == [threads]
+    assert any(note.startswith(f"threads: {threads} (") for note in notes)
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, found: Measured | None) -> None:
@@ -94,7 +70,7 @@ def test_a_run_computes_its_gradients_by_the_libraries_of_its_recipe(home: Path,
     """On some processors both give a small model the same bits, so that bits cannot tell."""
     monkeypatch.chdir(home)
     libraries = "gradient_products={input='mkl', weight='onednn'}"
-    run = build.build_run(load("recipe.toml", ["device=cpu", "workers=1", "threads=1", libraries]))
+    run = build.build_run(load("recipe.toml", ["device=cpu", "threads=1", libraries]))
     run.reward.close()
     assert run.models.policy.forward.gradients == Gradients("mkl", "onednn")
 
@@ -104,7 +80,7 @@ def test_a_run_by_libraries_of_its_recipe_has_the_same_bits_again(own_home: Path
     hashes = []
     for name in ("first", "again"):
         setting = "gradient_products={input='mkl', weight='mkl'}"
-        said = outdo_(own_home, "train", "recipe.toml", f"run=./{name}", "steps=2", "workers=1", "threads=1", setting)
+        said = outdo_(own_home, "train", "recipe.toml", f"run=./{name}", "steps=2", "threads=1", setting)
         assert "of weights by MKL (set in the recipe)" in said
         hashes.append(weights(own_home / name))
     assert hashes[0] == hashes[1]

@@ -7,12 +7,10 @@ import torch
 from torch import nn
 
 from outdo.config.file import dump, load
-from outdo.config.recipe import Recipe
 from outdo.models.limits import LOGIT_BYTES
 from outdo.models.policy import Policy
 from outdo.testing import tiny_model
 from outdo.trainer import build, micro_batch_size
-from outdo.trainer.hardware import SMALL_MODEL, choose_workers
 
 GIB = 2**30
 
@@ -46,7 +44,7 @@ def test_half_the_memory_and_twice_the_workers_give_half_the_tokens(policy):
     found = functools.partial(micro_batch_size.find_micro_batch_tokens, policy, longest=16)
     tokens, why = found(free=4 * GIB)
     assert tokens & (tokens - 1) == 0
-    assert found(free=2 * GIB)[0] == found(free=4 * GIB, workers=2)[0] == tokens // 2
+    assert found(free=2 * GIB)[0] == found(free=4 * GIB, replicas=2)[0] == tokens // 2
     assert found(free=6 * GIB, reserved=4 * GIB)[0] == tokens // 2
     assert f"{each(policy):,} bytes per token, 50% of 4.0 GiB free" in why
 
@@ -100,21 +98,3 @@ def test_the_found_tokens_are_noted_used_and_saved(recipe, tmp_path, monkeypatch
     again = build.build_run(load(saved))
     again.reward.close()
     assert again.models.policy.batch_sizes.micro_batch_tokens == tokens
-
-
-@pytest.mark.parametrize(
-    ("workers", "device", "threads", "parameters", "chosen"),
-    [
-        (None, "cpu", 2, SMALL_MODEL, 2),
-        (None, "cpu", 2, SMALL_MODEL + 1, 1),
-        (None, "cpu", 2, None, 1),
-        (None, "cuda", 2, 10, 1),
-        (3, "cpu", 2, SMALL_MODEL + 1, 3),
-        (3, "cuda", 2, 10, 1),
-    ],
-)
-def test_the_number_of_workers_depends_on_model_device_and_recipe(workers, device, threads, parameters, chosen):
-    recipe = Recipe.model_validate({"model": "m", "data": {"path": "x"}, "workers": workers})
-    count, why = choose_workers(recipe, device=device, threads=threads, parameters=parameters)
-    assert count == chosen
-    assert why

@@ -241,15 +241,6 @@ def test_what_an_algorithm_keeps_is_counted(model, data, algorithm, kept, size):
     assert cost.memory(inspect_folder(model), asked, reference=False)[kept] == size
 
 
-def test_each_worker_has_a_gradient_and_activations_of_its_own_and_no_weights(model, data):
-    facts = inspect_folder(model)
-    one, three = (cost.memory(facts, recipe(model, data, f"workers={number}"), reference=True) for number in (1, 3))
-    grown = {name for name in one if three[name] != one[name]}
-    copied = "weights in another order while sampling"
-    assert grown == {"gradients", "activations while training", "a chunk of logits while training", copied}
-    assert all(three[name] == 3 * one[name] for name in grown)
-
-
 DIVIDED = ("cluster.replicas=4", "cluster.shard=true")
 
 

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.long,
 ]
 
-SETTINGS = ("steps=12", "eval.every=6", "workers=1", "checkpoint.every=2")
+SETTINGS = ("steps=12", "eval.every=6", "checkpoint.every=2")
 PORT = 6379
 
 

@@ -16,7 +16,7 @@ from outdo.types import Batch
 BOUND = 1e-3
 """Nats between sampler and trainer, in float32."""
 
-SETTINGS = ("threads=2", "workers=1", "train.prompts=2", "train.group_size=2", "sampling.max_tokens=8")
+SETTINGS = ("threads=2", "train.prompts=2", "train.group_size=2", "sampling.max_tokens=8")
 
 
 @pytest.fixture

@@ -124,8 +124,21 @@ def test_other_versions_are_shown_and_do_not_stop_a_run(home, copy):
     assert saved(copy)[-1] == 7
 
 
+@pytest.mark.parametrize(("workers", "told"), [(1, []), (2, ["workers: 2 in the saved run, unset now"])])
+def test_a_run_of_earlier_versions_goes_on_in_one_process(home: Path, copy: Path, workers: int, told: list[str]):
+    """One worker was one process. What several added up, one adds up in another order."""
+    recipe = copy / "recipe.toml"
+    recipe.write_text(f"workers = {workers}\n{recipe.read_text()}")
+    rewrite_state(copy, 6, lambda state: state["identity"].update(recipe=recipe.read_text()))
+    said = outdo_(home, "resume", copy.name, "steps=7")
+    assert all(line in said for line in told)
+    assert ("with other workers, the steps from here on can differ in their last bits" in said) == bool(told)
+    assert saved(copy)[-1] == 7
+    assert "workers" not in recipe.read_text()
+
+
 def test_other_threads_are_shown_with_what_they_change(home, copy):
-    said = outdo_(home, "resume", copy.name, "steps=7", "threads=2", "workers=1")
+    said = outdo_(home, "resume", copy.name, "steps=7", "threads=2")
     assert "threads: 1 in the saved run, 2 now" in said
     assert "with other threads, the steps from here on can differ in their last bits" in said
     assert "last bits" not in outdo_(home, "resume", copy.name, "steps=8")
@@ -223,7 +236,7 @@ def test_a_run_whose_checkpoints_do_not_fit_on_the_disk_is_refused_before_its_fi
     usage = shutil.disk_usage(own_home)._replace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DiskFullError, match=r"the checkpoints will take about .* GiB, and 0.00 GiB are free"):
-        start(load("recipe.toml", ["workers=1"]), own_home / "run", Display(live=False))
+        start(load("recipe.toml"), own_home / "run", Display(live=False))
     assert steps_done(own_home / "run") == 0
 
 

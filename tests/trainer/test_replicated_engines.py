@@ -22,7 +22,7 @@ from run_cases import (
 from test_replicated_runs import finished, second_of, tokens, weights
 
 STEPS = 8
-SETTINGS = (f"steps={STEPS}", "eval.every=4", "workers=1", "checkpoint.every=2", "optim.lr=1e-4")
+SETTINGS = (f"steps={STEPS}", "eval.every=4", "checkpoint.every=2", "optim.lr=1e-4")
 DIVIDED = ("cluster.replicas=2", "cluster.shard=true")
 
 

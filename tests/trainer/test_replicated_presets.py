@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from family_cases import ENDING
-from run_cases import cold, outdo_, saved, timeless
+from run_cases import cold, ended, outdo_, saved, timeless
 from safetensors.torch import load_file
-from test_workers import ended
 
 from outdo.config.names import OBJECTIVES
 from outdo.extras.record.parquet import read
 
 STEPS = 20
-USUAL = (f"steps={STEPS}", "eval.every=10", "workers=1", "checkpoint.every=20", "optim.lr=1e-4", ENDING)
+USUAL = (f"steps={STEPS}", "eval.every=10", "checkpoint.every=20", "optim.lr=1e-4", ENDING)
 LARGER_EPS = 'optim.algorithm={name = "adamw", eps = 1e-5}'
 """Some gradients of these methods are rounding errors alone: of a pull on log π/π_rollout, 0 in the first pass,
 and of a group whose probabilities are already those of the target. AdamW divides a gradient by its own size."""

@@ -14,6 +14,7 @@ from run_cases import (
     Replicas,
     alive,
     cold,
+    ended,
     family,
     of_process,
     outdo_,
@@ -25,13 +26,12 @@ from run_cases import (
     wait_until,
 )
 from safetensors.torch import load_file
-from test_workers import ended
 
 from outdo.extras.record.parquet import read
 from outdo.storage.checkpoint import weights_hash
 
 STEPS = 12
-SETTINGS = (f"steps={STEPS}", "eval.every=6", "workers=1", "checkpoint.every=2", "optim.lr=1e-4")
+SETTINGS = (f"steps={STEPS}", "eval.every=6", "checkpoint.every=2", "optim.lr=1e-4")
 
 DIVIDED, SEQUENCES = "cluster.shard=true", 'attention={name = "ulysses"}'
 

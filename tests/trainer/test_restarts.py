@@ -29,7 +29,7 @@ from test_replicated_runs import finished, second_of
 from outdo.config.file import load, overrides_between
 
 AGAIN = "starting again from the newest checkpoint"
-SETTINGS = ("steps=12", "eval.every=6", "workers=1", "checkpoint.every=2", "cluster.replicas=2", "cluster.timeout=20")
+SETTINGS = ("steps=12", "eval.every=6", "checkpoint.every=2", "cluster.replicas=2", "cluster.timeout=20")
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,6 @@ def test_train_with_resume_continues_the_run_in_the_folder_with_the_settings_tha
 
 def test_settings_that_outdo_has_chosen_stay_as_they_are(six_steps: Path):
     saved = load(six_steps / "recipe.toml")
-    chosen = {"run": None, "device": "auto", "threads": None, "workers": None, "weights": "auto"}
+    chosen = {"run": None, "device": "auto", "threads": None, "weights": "auto"}
     assert overrides_between(saved, saved.model_copy(update=chosen)) == []
     assert overrides_between(saved, saved.model_copy(update={"seed": 3, "steps": 9})) == ["seed=3", "steps=9"]

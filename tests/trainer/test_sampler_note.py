@@ -32,7 +32,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(home)
 
     def trained(*settings: str) -> str:
-        recipe = load(home / "recipe.toml", ["model=bart", "steps=2", "workers=1", "eval.every=0", *settings])
+        recipe = load(home / "recipe.toml", ["model=bart", "steps=2", "eval.every=0", *settings])
         console = Console(file=io.StringIO(), width=200)
         assert start(recipe, home / "run", Display(console, live=False)) == 0
         return console.file.getvalue()

@@ -17,7 +17,7 @@ from two_machines import WHY_NOT, two_machines
 pytestmark = pytest.mark.long
 
 TEMPLATES = Path(SOURCE).parent / "examples" / "slurm"
-SETTINGS = ("steps=12", "eval.every=6", "workers=1", "checkpoint.every=2", "cluster.timeout=60")
+SETTINGS = ("steps=12", "eval.every=6", "checkpoint.every=2", "cluster.timeout=60")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from thread_cases import HIDDEN, different_bits, python_loop
 from outdo.testing import tiny_model
 
 CROWD = (
-    *("threads=2", "workers=1", "steps=8", "train.prompts=1", "train.group_size=256", "sampling.max_tokens=2"),
+    *("threads=2", "steps=8", "train.prompts=1", "train.group_size=256", "sampling.max_tokens=2"),
     *("eval.every=0", "data.eval_path="),
 )
 """512 tokens, of which half are predicted by one state."""

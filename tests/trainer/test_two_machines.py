@@ -30,7 +30,7 @@ LONGER = 60
 """Seconds after `cluster.timeout` in which both machines have ended when one is cut off."""
 
 SETTINGS = (
-    *("steps=12", "eval.every=6", "workers=1", "checkpoint.every=2"),
+    *("steps=12", "eval.every=6", "checkpoint.every=2"),
     *("cluster.replicas=2", f"cluster.timeout={TIMEOUT}"),
 )
 

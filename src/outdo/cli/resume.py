@@ -8,7 +8,7 @@ import typer
 from outdo.cli.arguments import Overrides, Profile, Restarts, RunFolder, not_empty
 from outdo.cli.commands import COMMANDS
 from outdo.cli.processes import run_in_processes
-from outdo.config.file import load
+from outdo.config.file import load_saved
 from outdo.storage.unfinished import SETTINGS, read_settings, unfinished_folder
 from outdo.trainer.display import Display
 from outdo.trainer.resume import resume
@@ -51,7 +51,7 @@ def _resume_run(
         return resume(folder, overrides, display, changed=changed, profile=profile, world=world)
 
     arguments = ["resume", str(folder), *overrides, *options]
-    recipe = load(folder / "recipe.toml", overrides)
+    recipe = load_saved(folder, overrides)
     return run_in_processes(
         recipe, folder, run, display, arguments=arguments, go_on=lambda: arguments, restarts=restarts
     )

@@ -81,12 +81,9 @@ def mixed_reference(recipe: Recipe) -> Iterator[str]:
 
 
 def weights_in_few_bytes(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence for each setting that does not work with frozen weights in fewer bytes than float32."""
+    """Yield a sentence for a setting that does not work with frozen weights in fewer bytes than float32."""
     if recipe.weights in ("bfloat16", *QUANTISED) and recipe.compile:
         yield f'compile = true: compiled layers cannot convert frozen weights; not with weights = "{recipe.weights}"'
-    if recipe.weights in QUANTISED and (recipe.workers or 1) > 1:
-        few = f'weights = "{recipe.weights}"'
-        yield f"workers = {recipe.workers}: processes cannot share quantised weights; use 1 with {few}"
 
 
 def divided_adapter(recipe: Recipe) -> Iterator[str]:

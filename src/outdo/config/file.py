@@ -80,6 +80,14 @@ def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
+def load_saved(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of the run in a folder, with `overrides`, as `load` does.
+
+    Runs of earlier versions have `workers`, the number of processes that shared the weights: one process trains now.
+    """
+    return load(folder / "recipe.toml", ["workers=", *overrides])
+
+
 def _conflicting(recipe: Recipe, broken: Sequence[str]) -> list[tuple[str, str]]:
     """Return what in a recipe cannot work together, as `(key, sentence)`."""
     return [(re.split(r"[ :]", sentence)[0], sentence) for sentence in refusals(recipe, broken=broken)]

@@ -310,9 +310,6 @@ class Recipe(Section):
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="auto, cpu, cuda or mps")
     threads: Count | None = Field(default=None, description="CPU threads; unset: torch's default")
-    workers: Count | None = Field(
-        default=None, description="CPU processes that share the weights and the threads; unset: chosen and printed"
-    )
     gradient_products: GradientProducts | None = Field(
         default=None, description="libraries of a CPU's matrix products in the backward pass; unset: by a measurement"
     )

@@ -17,7 +17,7 @@ MAY_CHANGE = (
     "steps",
     "device",
     "threads",
-    "workers",
+    "workers",  # of a run that was saved when several processes could share the weights of a model
     "gradient_products",
     "gradient_products.*",
     "compile",

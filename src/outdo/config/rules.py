@@ -180,7 +180,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     **method_rules.REFUSALS,
     check_adapter: ("train.adapter",),
     mixed_reference: ("train.adapter", "reference.sync"),
-    weights_in_few_bytes: ("weights", "compile", "workers"),
+    weights_in_few_bytes: ("weights", "compile"),
     divided_adapter: ("cluster.shard", "train.adapter", "weights"),
     check_engine: ("engine", "sampling.top_p", "sampling.top_k", "sampling.min_p"),
     check_attention: ("attention", "cluster.replicas"),

@@ -40,7 +40,7 @@ from outdo.utils.malloc import disable_trim
 from outdo.utils.wake import wake_when_closed
 from outdo.utils.world import FOLDER
 
-PRELOADED = ["outdo.distributed.pooled_scoring"]
+PRELOADED = ["outdo.models.scorer"]
 """What a child needs: it is imported while the parent loads its own modules and models."""
 
 HEARTBEAT = 1.0
@@ -50,9 +50,7 @@ SILENCE = 120.0
 START = 600.0
 """Seconds that the fork server, and a process until its first sign of life, may take: they import torch."""
 PATIENCE = 600.0
-"""Seconds without progress that a call may take in another process ..."""
-SLOWER = 20.0
-"""... or so many times what this process took for its share of the same work."""
+"""Seconds without progress that a call may take in another process."""
 GRACE = 5.0
 """Seconds in which a process should end by itself. It holds nothing that has to be saved."""
 
@@ -66,51 +64,6 @@ class Advice(NamedTuple):
 
     fewer: str  # if memory is short
     without: str
-    after_kill: str
-
-
-WORKERS = Advice(
-    fewer="fewer `workers` need less",
-    without="`workers = 1` needs none",
-    after_kill="; `outdo resume` continues, also with `workers = 1`",
-)
-
-
-class Replicated:
-    """Objects of one kind, one of them in this process and one in each of some others."""
-
-    def __init__(self, local: Any, others: Sequence["Process"], name: int) -> None:
-        self.local = local
-        self._others = others
-        self._name = name
-
-    def __len__(self) -> int:
-        return 1 + len(self._others)
-
-    def map(self, method: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call `method` of as many objects as there are `calls` at the same time; return the results in order.
-
-        Raises what a call raised, this process's own first, after all of them have ended. Only an interrupt does not
-        wait for them.
-        """
-        if not calls:
-            return []
-        others = self._others[: len(calls) - 1]
-        for process, arguments in zip(others, calls[1:], strict=True):
-            process.call(self._name, method, arguments)
-        began = monotonic()
-        try:
-            own = getattr(self.local, method)(*calls[0])
-        except Exception:
-            self.finish()
-            raise
-        seconds = max(PATIENCE, SLOWER * (monotonic() - began))
-        return [own, *results_of(others, seconds)]
-
-    def finish(self) -> None:
-        """Wait until no call is running in the other processes, and drop the results of interrupted calls."""
-        for process in self._others:
-            process.finish()
 
 
 def results_of(processes: Sequence["Process"], seconds: float) -> list[Any]:
@@ -131,7 +84,7 @@ class Process:
     An object may have an attribute `progress`, a number that changes while one of its methods gets on.
     """
 
-    def __init__(self, threads: int, advice: Advice = WORKERS) -> None:
+    def __init__(self, threads: int, advice: Advice) -> None:
         self._advice = advice
         context = torch.multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         if sys.platform == "linux":
@@ -241,7 +194,7 @@ class Process:
         self._awaited, self._cut_off = None, False
         self._process.kill()
         self._process.join(GRACE)
-        return WorkerError(f"worker process {self._process.pid} {reason}, and was killed{self._advice.after_kill}")
+        return WorkerError(f"worker process {self._process.pid} {reason}, and was killed")
 
     def finish(self) -> None:
         """Wait for the end of a call whose result was never received, and drop the result."""

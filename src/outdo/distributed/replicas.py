@@ -24,11 +24,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from outdo.distributed.launch import RENDEZVOUS
 from outdo.distributed.network import choose_interface
-from outdo.distributed.pooled_scoring import row_shares
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import BatchSizes, ByRows, LocalScoring, Loss, LossAndGrads
 from outdo.types import Batch, TokenScores
+from outdo.utils.batching import group_neighbours
 from outdo.utils.bit_sums import bit_sums
 from outdo.utils.errors import WorkerError
 from outdo.utils.out_of_memory import is_out_of_memory
@@ -41,6 +41,9 @@ BUCKET = 2**23
 
 LEAST = 0.01
 """Seconds of computing in a step below which replicas are not compared."""
+
+ENOUGH = 4
+"""Groups for each replica, from which on shares are made of whole groups, and may differ by one."""
 
 
 class Replicas:
@@ -254,6 +257,32 @@ class ReplicatedScoring:
         shares = row_shares(batch, rows, len(self.replicas) // self.same_rows, whole_groups=whole_groups)
         own = self.replicas.rank // self.same_rows
         return shares[own] if own < len(shares) else []
+
+
+def row_shares(batch: Batch, rows: Sequence[int], n: int, *, whole_groups: bool) -> list[list[int]]:
+    """Split row numbers of a batch into at most `n` shares that take about the same time; see `split_evenly`."""
+    lengths, prompts, groups = batch.attention_mask.sum(1).tolist(), batch.prompt_lengths.tolist(), batch.group
+    first = torch.cat([groups.new_ones(1), groups.diff()]).bool().tolist()  # its prompt is computed with it
+    costs = [length - (not new) * prompt for length, prompt, new in zip(lengths, prompts, first, strict=True)]
+    return split_evenly(rows, costs, groups.tolist(), n, whole_groups=whole_groups)
+
+
+def split_evenly(
+    rows: Sequence[int], costs: Sequence[float], groups: Sequence[int], n: int, *, whole_groups: bool
+) -> list[list[int]]:
+    """Split row numbers into at most `n` runs of neighbours that cost about the same, none of them empty.
+
+    Groups stay whole if `whole_groups` says so, or if there are so many that the shares hardly become uneven by it.
+    """
+    members = group_neighbours(rows, groups)
+    units = members if whole_groups or len(members) >= ENOUGH * n else [[row] for row in rows]
+    total, before = sum(costs[row] for row in rows), 0.0
+    shares: list[list[int]] = [[] for _ in range(n)]
+    for unit in units:
+        cost = sum(costs[row] for row in unit)
+        shares[min(n - 1, int((before + cost / 2) * n / total))].extend(unit)
+        before += cost
+    return [share for share in shares if share]
 
 
 def join(*, timeout: float, make: Callable[..., Replicas] = Replicas) -> Replicas:

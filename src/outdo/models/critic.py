@@ -25,19 +25,11 @@ from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.models.scorer import (
-    BatchSizes,
-    LocalScoring,
-    LossAndGrads,
-    ReplicaPool,
-    Scoring,
-    division_of,
-    replicas_of,
-    stack_rows,
-)
+from outdo.models.scorer import BatchSizes, LossAndGrads, Scoring, division_of, scoring_of, stack_rows
 from outdo.types import Batch, TokenScores
 from outdo.utils.errors import ModelError
 from outdo.utils.sharded_tensors import is_sharded
+from outdo.utils.world import ALONE, World
 
 
 class ValueForward(Forward):
@@ -95,7 +87,7 @@ class Critic:
         clip: float | None = 0.2,
         warmup: int = 0,
         weight: Weight | None = None,
-        replicas: ReplicaPool | None = None,
+        world: World = ALONE,
     ) -> None:
         if clip is not None and not clip > 0:
             raise ValueError(f"the critic's clip must be above 0, or None, not {clip}")
@@ -104,9 +96,8 @@ class Critic:
         # The parts of a divided head stay where FSDP has put them.
         self.head = head if any(map(is_sharded, head.parameters())) else head.to(forward.device)
         self.forward = ValueForward(forward, self.head, trains_model=trains_model)
-        scoring = LocalScoring if replicas is None else replicas.scoring
-        self.scoring: Scoring = scoring(self.forward)
-        self.scoring_after: Scoring = scoring(self.forward.after_tokens())
+        self.scoring = scoring_of(world, self.forward)
+        self.scoring_after = scoring_of(world, self.forward.after_tokens())
         self.trains_model = trains_model
         self.trained = nn.ModuleDict({"head": head, **({"model": forward.model} if trains_model else {})})
         self.optimiser = Optimiser(self.trained, optimiser or OptimiserSettings(lr=1e-5))
@@ -230,7 +221,7 @@ def own_model(
     like_policy = policy.forward
     if path is not None:
         _check_vocabulary(path, policy)
-        loaded = load_model(path, policy.device, policy.dtype, division=division_of(policy.pool))
+        loaded = load_model(path, policy.device, policy.dtype, division=division_of(policy.world))
         like_policy = choose_forward(loaded, precision=like_policy.precision_name, gradients=like_policy.gradients)
     body = _backbone(like_policy.model.base_model)
     head = _linear(_width(like_policy), 1, like=policy)
@@ -250,7 +241,7 @@ def own_model(
         clip=clip,
         warmup=warmup,
         weight=weight,
-        replicas=replicas_of(policy.pool),
+        world=policy.world,
     )
 
 
@@ -285,7 +276,7 @@ def own_head(
         clip=clip,
         warmup=warmup,
         weight=weight,
-        replicas=replicas_of(policy.pool),
+        world=policy.world,
     )
 
 

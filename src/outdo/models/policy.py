@@ -24,10 +24,11 @@ from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
 from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, ScoringPool, division_of, stack, stack_rows
+from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, division_of, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
 from outdo.utils.sharded_tensors import share_of
 from outdo.utils.timing import span
+from outdo.utils.world import ALONE, World
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -48,7 +49,7 @@ class Policy(Scorer):
         compile: bool = False,
         gradient_checkpointing: bool = False,
         gradients: Gradients = ONEDNN,
-        pool: ScoringPool | None = None,
+        world: World = ALONE,
     ) -> None:
         forward = choose_forward(
             model,
@@ -58,7 +59,7 @@ class Policy(Scorer):
             gradient_checkpointing=gradient_checkpointing,
             gradients=gradients,
         )
-        super().__init__(forward, batch_sizes or BatchSizes(), pool)
+        super().__init__(forward, batch_sizes or BatchSizes(), world)
         if has_adapter(model):
             check_gradient(model, partial(mean_logprob, forward.in_float32()))
         self.model = model
@@ -78,13 +79,13 @@ class Policy(Scorer):
         adapter: "PeftConfig | None" = None,
         weights: Weights = "float32",
         seed: int = 0,
-        pool: ScoringPool | None = None,
+        world: World = ALONE,
         **settings: Any,
     ) -> "Policy":
         """Load a Hugging Face model folder or hub name, or one inspected already: float32 weights, dropout off.
 
-        The other keyword arguments are those of `Policy`. A `pool` that divides models reads only this process's part
-        of the weights.
+        The other keyword arguments are those of `Policy`. In a `world` that divides models, only this process's part
+        of the weights is read.
 
         `adapter` is attached to the model, and only its weights are trained then; `seed` is that of its random numbers.
         Of an adapter folder, the adapter is trained further. `weights` are those of the frozen model; without an
@@ -95,12 +96,12 @@ class Policy(Scorer):
         facts = path if isinstance(path, ModelFacts) else inspect_folder(path)
         chosen, _ = choose_device(device)
         tokenizer = load_tokenizer(facts, stop_token_ids=stop_token_ids)
-        if adapter is not None and division_of(pool) is not None:
+        if adapter is not None and division_of(world) is not None:
             check_divisible(adapter)
-        model = load_model(facts, device=chosen, weights=weights, division=division_of(pool))
+        model = load_model(facts, device=chosen, weights=weights, division=division_of(world))
         if adapter is not None:
             attach(model, adapter, seed=seed)
-        policy = cls(model, tokenizer, pool=pool, **settings)
+        policy = cls(model, tokenizer, world=world, **settings)
         if has_adapter(model):
             policy.base = base_of(facts)
             set_base(model, policy.base.name, policy.base.revision)

@@ -46,8 +46,7 @@ class AdapterReference(Reference):
 
     def __init__(self, policy: Policy) -> None:
         model = on_same_base(policy.model)
-        super().__init__(policy.forward.with_model(model), policy.batch_sizes)
-        self.pool = policy.pool
+        super().__init__(policy.forward.with_model(model), policy.batch_sizes, policy.world)
         self.policys = list(trained_weights(policy.model).values())
         self.own = list(trained_weights(model).values())
         self.is_copy = False
@@ -78,7 +77,6 @@ class AdapterReference(Reference):
         for own, new, policys in zip(self.own, weights or self.policys, self.policys, strict=True):
             # Without an adapter nothing reads the weights; those of the policy take no further memory.
             own.data = new.detach().to(own.device, copy=True) if self.is_copy else policys.data
-        self.place()  # other processes hold the model as it was before
 
 
 def frozen(policy: Policy) -> Reference:
@@ -87,7 +85,7 @@ def frozen(policy: Policy) -> Reference:
         return AdapterReference(policy)
     model, sharding = policy.model, policy.forward.sharding
     copied = copy.deepcopy(model) if sharding is None else sharding.copied(model)
-    return Reference(policy.forward.with_model(copied.requires_grad_(False)), policy.batch_sizes, policy.pool)
+    return Reference(policy.forward.with_model(copied.requires_grad_(False)), policy.batch_sizes, policy.world)
 
 
 def load_reference(policy: Policy, path: str | Path) -> Reference:
@@ -99,5 +97,5 @@ def load_reference(policy: Policy, path: str | Path) -> Reference:
         raise ModelError(
             f"the reference {path} has another vocabulary than the policy: the same token ids are other words to it"
         )
-    model = load_model(path, policy.device, policy.dtype, division=division_of(policy.pool)).requires_grad_(False)
-    return Reference(choose_forward(model, precision=policy.forward.precision_name), policy.batch_sizes, policy.pool)
+    model = load_model(path, policy.device, policy.dtype, division=division_of(policy.world)).requires_grad_(False)
+    return Reference(choose_forward(model, precision=policy.forward.precision_name), policy.batch_sizes, policy.world)

@@ -1,8 +1,8 @@
 """Score the tokens of a batch with a model, and add up the gradient of a loss of these scores, in micro-batches.
 
 The loss itself is not computed here: it sees detached log-probabilities and entropies, and returns its derivatives with
-respect to them. `LocalScoring` computes in this process; `distributed.worker_pool.WorkerPool` brings a `Scoring` that
-shares the rows among several.
+respect to them. `LocalScoring` computes in this process; a `ScoringWorld` brings a `Scoring` that shares the rows among
+several.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from outdo.utils.batching import accumulate
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.timing import span
-from outdo.utils.world import World
+from outdo.utils.world import ALONE, World
 
 Result = TypeVar("Result")
 LOGIT_CHUNK = 1024  # tokens whose logits exist at once in `Scorer._of_distributions`
@@ -74,45 +74,37 @@ class Scoring(Protocol):
         ...
 
 
-class ScoringPool(Protocol):
-    """Several processes that share a model's weights: a `distributed.worker_pool.WorkerPool`."""
-
-    def __len__(self) -> int: ...
+@runtime_checkable
+class ScoringWorld(Protocol):
+    """What several processes add to a `World`: they share the rows of a batch. See `outdo.distributed.replicas`."""
 
     def scoring(self, model_forward: Forward) -> Scoring:
         """Make a `Scoring` that shares rows among the processes."""
         ...
 
-    def close(self) -> None:
-        """End the other processes."""
-        ...
-
-
-@runtime_checkable
-class ReplicaPool(ScoringPool, Protocol):
-    """Processes that run the same program: `outdo.distributed.replicas.Replicas`."""
-
     def check(self, model_forward: Forward) -> None:
         """Raise `ModelError` if the processes together compute other scores of a few tokens than one does."""
         ...
 
-    def together(self, compute: Callable[[], Result]) -> list[Result]:
-        """Compute in every process, and return the results of all, in the same order."""
-        ...
-
 
 @runtime_checkable
-class Division(ReplicaPool, Protocol):
-    """Replicas that divide models among them: each holds a part of every weight."""
+class Division(ScoringWorld, Protocol):
+    """Processes that divide models among them: each holds a part of every weight."""
 
     device: torch.device
-    """Where a replica computes."""
+    """Where a process computes."""
     storage: torch.device
     """Where it holds its parts."""
+
+    def __len__(self) -> int: ...
 
     @property
     def rank(self) -> int:
         """The number of this process among them."""
+        ...
+
+    def together(self, compute: Callable[[], Result]) -> list[Result]:
+        """See `World.together`."""
         ...
 
     def divide(self, model: nn.Module) -> None:
@@ -127,14 +119,14 @@ class Division(ReplicaPool, Protocol):
         ...
 
 
-def replicas_of(pool: ScoringPool | World | None) -> ReplicaPool | None:
-    """Return the processes if they are replicas."""
-    return pool if isinstance(pool, ReplicaPool) else None
+def scoring_of(world: World, model_forward: Forward) -> Scoring:
+    """Return how the processes of a world compute the scores of a model."""
+    return world.scoring(model_forward) if isinstance(world, ScoringWorld) else LocalScoring(model_forward)
 
 
-def division_of(pool: ScoringPool | World | None) -> Division | None:
-    """Return the processes if they divide models."""
-    return pool if isinstance(pool, Division) else None
+def division_of(world: World) -> Division | None:
+    """Return the processes of a world if they divide models."""
+    return world if isinstance(world, Division) else None
 
 
 class LocalScoring:
@@ -189,22 +181,15 @@ class LocalScoring:
 class Scorer:
     """A model that computes log-probabilities: the reference, or the half of a policy that is not about training.
 
-    With a `pool` of several processes, each of them computes a share of every batch.
+    In a `world` of several processes, each of them computes a share of every batch.
     """
 
-    def __init__(self, forward: Forward, batch_sizes: BatchSizes, pool: ScoringPool | None = None) -> None:
+    def __init__(self, forward: Forward, batch_sizes: BatchSizes, world: World = ALONE) -> None:
         self.forward = forward
         self.batch_sizes = batch_sizes
-        self.pool = pool
+        self.world = world
+        self.scoring = scoring_of(world, forward)
         self.requested_micro_batch_tokens: int | None = None  # set when memory did not suffice for it
-        self.place()
-
-    def place(self) -> None:
-        """Send the model to the other processes, if there are any; again when it has other tensors or modules."""
-        pool = self.pool
-        self.scoring: Scoring = (
-            LocalScoring(self.forward) if pool is None or len(pool) == 1 else pool.scoring(self.forward)
-        )
 
     @property
     def device(self) -> torch.device:

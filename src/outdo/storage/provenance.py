@@ -18,7 +18,7 @@ PACKAGES = ("outdo", "torch", "transformers", "tokenizers", "safetensors", "nump
 
 
 def describe_environment(
-    *, seed: int, threads: int, device: str, workers: int = 1, hardware: str = "", world_size: int = 1
+    *, seed: int, threads: int, device: str, hardware: str = "", world_size: int = 1
 ) -> dict[str, Any]:
     """Return the content of `environment.json`. It holds no environment variables and no secrets."""
     return {
@@ -27,7 +27,6 @@ def describe_environment(
         "device": device,
         "hardware": hardware,
         "threads": threads,
-        "workers": workers,
         "world_size": world_size,
         "seed": seed,
         "command": without_secrets(sys.argv),

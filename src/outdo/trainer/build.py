@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from outdo.algorithms.adaptive import Adaptive
 from outdo.algorithms.advantages import Advantage
 from outdo.algorithms.early_stopping import Stop
@@ -21,7 +19,6 @@ from outdo.config.resume import source_files
 from outdo.data.prompts import Prompts
 from outdo.data.questions import Question
 from outdo.data.splits import Questions, load_questions
-from outdo.distributed.worker_pool import WorkerPool
 from outdo.models.attention.choice import AttentionSetting
 from outdo.models.bundle import Models
 from outdo.models.chat_options import set_chat_options
@@ -30,7 +27,7 @@ from outdo.models.download import downloaded
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
-from outdo.models.scorer import BatchSizes, Division, ScoringPool, division_of, replicas_of
+from outdo.models.scorer import BatchSizes, Division, ScoringWorld, division_of
 from outdo.rewards import WeightedSum
 from outdo.rewards.once import asked_together, is_divided
 from outdo.rewards.types import Reward
@@ -121,8 +118,6 @@ class Run:
         self.engine.close()
         self.reward.close()
         self.rollouts.join()
-        if isinstance(self.models.policy.pool, WorkerPool):
-            self.models.policy.pool.close()
 
 
 UNSEEN = Display(live=False)
@@ -253,10 +248,6 @@ def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Qu
 
 
 def _policy(recipe: Recipe, facts: ModelFacts, world: World) -> Policy:
-    workers = recipe.workers or 1
-    pool: ScoringPool | None = replicas_of(world)
-    if workers > 1:
-        pool = WorkerPool(workers - 1, threads=torch.get_num_threads())
     policy = Policy.load(
         facts,
         device=recipe.device,
@@ -271,11 +262,11 @@ def _policy(recipe: Recipe, facts: ModelFacts, world: World) -> Policy:
         compile=recipe.compile,
         gradient_checkpointing=recipe.train.gradient_checkpointing,
         gradients=gradients_of(recipe),
-        pool=pool,
+        world=world,
     )
     set_chat_options(policy.tokenizer, recipe.data.chat_options)
-    if replicas := replicas_of(world):
-        replicas.check(policy.forward)
+    if isinstance(world, ScoringWorld):
+        world.check(policy.forward)
     return policy
 
 
@@ -313,7 +304,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, wor
             policy,
             longest=cost.longest_sequence(recipe),
             reserved=sum(size for name, size in parts.items() if not name.startswith("weights")),
-            workers=cost.workers(recipe) * recipe.cluster.replicas,
+            replicas=recipe.cluster.replicas,
             share=sequence_replicas(recipe),
         )
         tokens, why = world.together(find)[0]  # divided models are run by all

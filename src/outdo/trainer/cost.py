@@ -10,7 +10,7 @@ from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.trainer import step_memory
 from outdo.trainer.sequence_lengths import SequenceLengths, bound
-from outdo.trainer.step_memory import FLOAT32, on_cpu, workers
+from outdo.trainer.step_memory import FLOAT32, on_cpu
 
 MOMENTS = {
     "adamw": ("Adam's two moments", lambda hidden: 8.0),
@@ -187,7 +187,7 @@ def kept(
 ) -> dict[str, int]:
     """Compute the bytes that stay during the whole run for a policy with `parameters` weights.
 
-    Each worker has its own gradient. With an adapter, reference and critic share the frozen weights, unless they are
+    With an adapter, reference and critic share the frozen weights, unless they are
     models of other folders, which are estimated as if they had as many weights. A processor also holds a copy of
     everything that changes in a step (`outdo.trainer.state`), unless memory is short. With `cluster.shard` the replicas
     divide all of it but an adapter, of which each has its own.
@@ -200,7 +200,7 @@ def kept(
     parts = {
         "frozen weights": 0 if adapter is None else adapter.base,
         "weights" if adapter is None else "weights of the adapter": weights,
-        "gradients": weights * workers(recipe),
+        "gradients": weights,
         name: round(trained * bytes_per_weight(hidden)),
         REFERENCE: FLOAT32 * parameters * (reference and REFERENCE in own),
         CRITIC: 3 * of_critic + max(0, of_critic - weights),  # it learns before the policy, whose gradients follow

@@ -22,7 +22,6 @@ def describe_run(folder: RunFolder, run: Run, step: int, changes: Sequence[str])
     environment = describe_environment(
         seed=recipe.seed,
         threads=recipe.threads or 0,
-        workers=recipe.workers or 1,
         device=recipe.device,
         hardware=describe_hardware(recipe.device),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outdo.config.file import load
+from outdo.config.file import load_saved
 from outdo.config.recipe import Recipe
 from outdo.storage import checkpoint
 from outdo.utils.errors import UserError
@@ -36,7 +36,7 @@ def find_model(name: str, *, best: bool = False) -> ModelRef:
     run = Path(name)
     if not (run / "recipe.toml").is_file():
         return ModelRef(model=name, name=name)
-    recipe = load(run / "recipe.toml", [])
+    recipe = load_saved(run)
     newest = checkpoint.latest(run / "checkpoints")
     if newest is None:
         raise UserError([f"{run}: no checkpoint has been written yet; `outdo resume {run}` continues the run"])

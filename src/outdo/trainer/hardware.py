@@ -1,19 +1,15 @@
-"""Resolve the hardware of a run: device, precision, determinism, threads and worker processes.
+"""Resolve the hardware of a run: device, precision, determinism and threads.
 
 The rules for a device are in `outdo.models.device`: which one is used, in which precision its products are computed,
 and what makes CUDA deterministic. Here they are applied to a recipe.
 """
 
 import os
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from outdo.config.fields import GradientProducts
-from outdo.config.names import QUANTISED
-from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device, make_deterministic, resolve_precision
@@ -23,19 +19,12 @@ from outdo.models.onednn import ONEDNN, Gradients
 from outdo.trainer.micro_batch_size import container_limit
 from outdo.utils.malloc import disable_trim
 
-SMALL_MODEL = 50_000_000
-"""Number of weights up to which a process per thread is faster than one process with all threads, which can use them
-in matrix products only."""
-
 BUSY = 0.1
 """The share of its time without a processor from which a run says that it is not alone."""
 
-SHARED_MEMORY = Path("/dev/shm")
-"""Where Linux keeps the memory that processes share. A container has 64 MiB of it unless told otherwise."""
-
 
 def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[str]]:
-    """Return the recipe with device, threads and workers as they are on this machine, and a note on each choice.
+    """Return the recipe with device and threads as they are on this machine, and a note on each choice.
 
     All of them decide the bits of the result. Also sets the number of torch's threads in this process.
     """
@@ -43,10 +32,7 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
     make_deterministic(device)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if recipe.cluster.replicas > 1 else 1  # replicas on this machine
     threads = recipe.threads or max(1, torch.get_num_threads() // local)
-    workers, why = choose_workers(recipe, device=device.type, threads=threads, parameters=facts.parameters)
-    workers, why = _fit_shared_memory(recipe, workers, facts.parameters or 0, why)
-    per_worker = max(1, threads // workers)
-    torch.set_num_threads(per_worker)
+    torch.set_num_threads(threads)
     disable_trim()
     precision = resolve_precision(recipe.precision, device)
     weights = resolve_weights(recipe, facts)
@@ -54,10 +40,10 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
     products, product_notes = choose_products(recipe, facts) if on_cpu else (recipe.gradient_products, [])
     notes = [
         f"device: {device.type} ({reason}), precision: {precision}",
-        f"workers: {workers}, threads per worker: {per_worker} ({why})",
+        f"threads: {threads} ({'set in the recipe' if recipe.threads else 'as many as torch takes'})",
         *product_notes,
     ]
-    chosen: dict[str, Any] = {"device": device.type, "threads": threads, "workers": workers, "weights": weights}
+    chosen: dict[str, Any] = {"device": device.type, "threads": threads, "weights": weights}
     chosen["gradient_products"] = products
     return recipe.model_copy(update=chosen), notes
 
@@ -82,23 +68,6 @@ def device_memory(name: str) -> int:
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
     return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), container_limit())
-
-
-def choose_workers(recipe: Recipe, *, device: str, threads: int, parameters: int | None) -> tuple[int, str]:
-    """Return how many processes share the work when there are `threads` threads, and why."""
-    if device != "cpu":
-        return 1, f"one process drives {device}"
-    if recipe.cluster.replicas > 1:
-        return 1, f"one of {recipe.cluster.replicas} replicas"
-    if recipe.workers is not None:
-        return recipe.workers, "set in the recipe"
-    if recipe.weights in QUANTISED:
-        return 1, "processes cannot share quantised weights"
-    if recipe.critic is not None:
-        return 1, "a critic is trained in one process with all threads"
-    if parameters is None or parameters > SMALL_MODEL:
-        return 1, "a large model uses all threads in one process"
-    return threads, "a small model is faster with one process per thread"
 
 
 def choose_products(recipe: Recipe, facts: ModelFacts) -> tuple[GradientProducts | None, list[str]]:
@@ -137,19 +106,3 @@ def gradients_of(recipe: Recipe) -> Gradients:
 def _named(products: GradientProducts) -> str:
     names = {"onednn": "oneDNN", "mkl": "MKL"}
     return f"of inputs by {names[products.input]}, of weights by {names[products.weight]}"
-
-
-def _fit_shared_memory(recipe: Recipe, workers: int, parameters: int, why: str) -> tuple[int, str]:
-    """Return as many workers as shared memory has room for, and why: it holds weights, gradients and the reference."""
-    if workers == 1 or not SHARED_MEMORY.exists():
-        return workers, why
-    free = shutil.disk_usage(SHARED_MEMORY).free
-    copy = 4 * parameters + 2**20  # bytes in float32, and what is small
-    shared = copy * (2 if needs_reference(recipe) else 1)
-    fitting = 1 + max(0, free - shared) // copy  # each further worker has a gradient there
-    if fitting >= workers:
-        return workers, why
-    return fitting, (
-        f"{SHARED_MEMORY} has {free / 2**20:,.0f} MiB free, and {workers} workers need "
-        f"{(shared + (workers - 1) * copy) / 2**20:,.0f}; in a container, --shm-size=1g gives more"
-    )

@@ -33,17 +33,17 @@ PROBE = 128
 
 
 def find_micro_batch_tokens(
-    policy: Policy, *, longest: int, reserved: int = 0, workers: int = 1, share: int = 1, free: int | None = None
+    policy: Policy, *, longest: int, reserved: int = 0, replicas: int = 1, share: int = 1, free: int | None = None
 ) -> tuple[int, str]:
     """Return the tokens that can be computed at once, and why so many.
 
     That is a power of two, but at least one sequence of `longest` tokens. Of the `free` bytes (`None`: the free memory
-    now), `reserved` are for what is not allocated yet; the `workers` share the rest. `share` of them compute each
+    now), `reserved` are for what is not allocated yet; the `replicas` share the rest. `share` of them compute each
     sequence together.
     """
     free = free_memory(policy.device) if free is None else free
     per_token = bytes_per_token(policy, min(longest, PROBE)) + LOGIT_BUFFERS * FLOAT32 * LOGIT_COLUMNS
-    available = int(SHARE * (free - reserved) / workers) - LOGIT_BUFFERS * LOGIT_BYTES[policy.device.type]
+    available = int(SHARE * (free - reserved) / replicas) - LOGIT_BUFFERS * LOGIT_BYTES[policy.device.type]
     fitting = share * max(available // max(1, per_token), 0)
     tokens = max(longest, 1 << fitting.bit_length() >> 1)
     return tokens, f"{per_token:,} bytes per token, {SHARE:.0%} of {max(0, free - reserved) / 2**30:.1f} GiB free"

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from outdo.config.file import dump, load, overrides_between
+from outdo.config.file import dump, load_saved, overrides_between
 from outdo.config.paths import code_of, with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import accepted_changes
@@ -41,7 +41,7 @@ def resume(
     """
     if not (folder / "recipe.toml").is_file():
         raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
-    recipe = load(folder / "recipe.toml", overrides)
+    recipe = load_saved(folder, overrides)
     with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
         newest, state, questions, changes = _found(recipe, folder, run_folder, display, changed=changed)
         watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
@@ -71,7 +71,7 @@ def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, 
 
     What the recipe leaves to outdo stays as it was chosen when the run was begun.
     """
-    saved = load(folder / "recipe.toml")
+    saved = load_saved(folder)
     return resume(folder, overrides_between(saved, with_absolute_paths(recipe)), display, profile=profile, world=world)
 
 
@@ -85,7 +85,7 @@ def _found(
     newest = checkpoint.latest(folder / "checkpoints")
     state = checkpoint.load_state(newest.path) if newest else {}
     questions = load_questions(recipe, saved_revisions(folder))
-    saved = state.get("identity") or {"recipe": dump(load(folder / "recipe.toml", []))}
+    saved = state.get("identity") or {"recipe": dump(load_saved(folder))}
     now = identity_of(recipe, questions)
     changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)
     notices = [run_folder.notice] if run_folder.notice else []
@@ -100,7 +100,10 @@ def _found(
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return an identity with its recipe, which is TOML, as `settings`."""
-    return {**identity, "settings": tomllib.loads(identity["recipe"])}
+    settings = tomllib.loads(identity["recipe"])
+    if settings.get("workers") == 1:  # as earlier versions write; it is one process, as now
+        del settings["workers"]
+    return {**identity, "settings": settings}
 
 
 def _restored(run: Run, state: Mapping[str, Any], path: Path) -> Progress:

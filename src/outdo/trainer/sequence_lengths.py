@@ -63,13 +63,12 @@ def sampled_places(count: int, first: int) -> list[int]:
 def largest_micro_batch(lengths: SequenceLengths, recipe: Recipe) -> MicroBatch | None:
     """Return the largest micro-batch of one process in some steps; None where the run has yet to find its size.
 
-    Replicas and workers divide the sequences of a step. Those that share each sequence compute a part of its tokens.
+    Replicas divide the sequences of a step. Those that share each sequence compute a part of its tokens.
     """
     budget, share = recipe.train.micro_batch_tokens, sequence_replicas(recipe)
     if budget == "auto":
         return None
     rows = -(-recipe.train.prompts * recipe.train.group_size * share // recipe.cluster.replicas)
-    rows = -(-rows // (recipe.workers or 1))
     found = [
         _computed(prompts, micro_batch, lengths)
         for prompts in _steps(lengths, recipe, rows)

@@ -39,11 +39,6 @@ def on_cpu(recipe: Recipe) -> bool:
     return recipe.device in ("auto", "cpu")
 
 
-def workers(recipe: Recipe) -> int:
-    """Return the number of processes that compute at the same time; 1 where outdo has yet to choose it."""
-    return recipe.workers or 1
-
-
 def _rows(recipe: Recipe) -> int:
     """Return the answers that are sampled at the same time, on one replica."""
     return min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.replicas), SEQUENCES_AT_A_TIME)
@@ -60,7 +55,7 @@ def kept_turns(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> i
     """Compute the bytes of keys and values that are kept between the turns of episodes; None for single answers."""
     if recipe.environment is None or (every := kv_cache(facts, recipe, lengths)) is None:
         return None
-    return min(every, workers(recipe) * KEPT_BYTES)
+    return min(every, KEPT_BYTES)
 
 
 def sampled_logits(facts: ModelFacts, recipe: Recipe) -> int | None:
@@ -69,14 +64,14 @@ def sampled_logits(facts: ModelFacts, recipe: Recipe) -> int | None:
 
 
 def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:
-    """Compute the bytes of the copies of the weights in the order in which a processor reads them, one per worker.
+    """Compute the bytes of the copies of the weights in the order in which a processor reads them.
 
     The `quantised` ones are not copied.
     """
     if facts.parameters is None or not on_cpu(recipe):
         return None
     weights = FLOAT32 * (facts.parameters - quantised)
-    return workers(recipe) * weights if weights <= PACKED_BYTES else 0
+    return weights if weights <= PACKED_BYTES else 0
 
 
 def activations(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
@@ -92,7 +87,7 @@ def activations(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> 
     of_layer = micro.tokens * numbers_of_layer(facts, hidden, layers) + micro.repeated * keys_values
     again = recipe.train.gradient_checkpointing
     numbers = micro.tokens * layers * hidden + of_layer if again else layers * of_layer
-    return FLOAT32 * workers(recipe) * numbers
+    return FLOAT32 * numbers
 
 
 def numbers_of_layer(facts: ModelFacts, hidden: int, layers: int) -> int:
@@ -118,11 +113,11 @@ def numbers_of_layer(facts: ModelFacts, hidden: int, layers: int) -> int:
 def logits(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
     """Compute the bytes of the logits that exist at one time in training."""
     micro = largest_micro_batch(lengths, recipe)
-    tokens = micro.tokens if micro else DEFAULT_TOKENS // workers(recipe)
+    tokens = micro.tokens if micro else DEFAULT_TOKENS
     limit = LOGIT_BYTES["cpu" if on_cpu(recipe) else recipe.device]
     least = max(limit, FLOAT32 * LOGIT_COLUMNS * tokens)
     whole = _product(FLOAT32 * tokens, facts.vocab_size)
-    return None if whole is None else LOGIT_BUFFERS * workers(recipe) * min(whole, least)
+    return None if whole is None else LOGIT_BUFFERS * min(whole, least)
 
 
 def _product(*factors: int | None) -> int | None:

@@ -1,8 +1,8 @@
 """Recognise the errors that mean that memory does not suffice. Works without torch."""
 
 OUT_OF_MEMORY = (
-    "memory does not suffice. Less is needed with a smaller `train.micro_batch_tokens`, `sampling.max_tokens`, "
-    "`train.prompts` or `workers`, with `train.gradient_checkpointing = true`, or with a smaller model"
+    "memory does not suffice. Less is needed with a smaller `train.micro_batch_tokens`, `sampling.max_tokens` "
+    "or `train.prompts`, with `train.gradient_checkpointing = true`, or with a smaller model"
 )
 
 SIGNS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")

@@ -90,7 +90,6 @@ KINDS = {
     "a reference that follows the policy": [KL, "reference.sync={every=2}"],
     "another model as reference": [KL, "reference.model=other"],
     "an adapter": ["train.adapter=lora"],
-    "workers": ["workers=2"],
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from outdo.extras.doctor.series import Finding
 
-DECIDE_BITS = ("threads", "workers", "device", "hardware", "machine", "torch", "transformers", "python")
+DECIDE_BITS = ("threads", "device", "hardware", "machine", "torch", "transformers", "python")
 """What `history.jsonl` has of each start that decides the last bits of what is computed."""
 
 

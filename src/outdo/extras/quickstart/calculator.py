@@ -110,7 +110,7 @@ TASK = Task(
 rewards = "exact"             # the text after `#` in the last turn must be the answer
 environment = {name = "tools", functions = "outdo.extras.quickstart.calc:calc", turns = 3}
 """,
-    workers=1,
+    threads=1,
     steps=100,
     prompts=16,
     lr="2e-4",

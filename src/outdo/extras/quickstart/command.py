@@ -29,7 +29,6 @@ from outdo.config.messages import to_toml
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import Prompts
 from outdo.data.questions import Question, questions_from
-from outdo.distributed.worker_pool import WorkerPool
 from outdo.extras.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
 from outdo.extras.quickstart.model import build
 from outdo.extras.quickstart.task import Data, SmallModel, Task
@@ -171,15 +170,14 @@ def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Pat
 def fine_tune(task: Task, small: SmallModel, folder: Path, data: Path, seed: int, display: Display) -> Path:
     """Fine-tune the small model in a folder on the examples of a file; return the folder."""
     optimiser = replace(settings.WARM_START, total=small.steps)
-    make_deterministic("cpu")  # before the processes start: they take it over
-    with WorkerPool(task.workers - 1) as pool:
-        policy = Policy.load(folder, device="cpu", optimiser=optimiser, pool=pool)
-        pairs, _ = read_examples(str(data))
-        examples = encode_examples(pairs, policy.tokenizer, end_ids=policy.end_ids)
-        prompts = Prompts(examples, per_step=settings.WARM_START_PAIRS, seed=seed)
-        for step in display.track(sft(policy, prompts, steps=small.steps), total=small.steps, what="fine-tuning"):
-            if step.index % 50 == 0 and not display.live:
-                display.say(f"fine-tuning {step.index}/{small.steps}  loss {-step.likelihood:.3f}")
+    make_deterministic("cpu")
+    policy = Policy.load(folder, device="cpu", optimiser=optimiser)
+    pairs, _ = read_examples(str(data))
+    examples = encode_examples(pairs, policy.tokenizer, end_ids=policy.end_ids)
+    prompts = Prompts(examples, per_step=settings.WARM_START_PAIRS, seed=seed)
+    for step in display.track(sft(policy, prompts, steps=small.steps), total=small.steps, what="fine-tuning"):
+        if step.index % 50 == 0 and not display.live:
+            display.say(f"fine-tuning {step.index}/{small.steps}  loss {-step.likelihood:.3f}")
     policy.save(folder)
     return folder
 
@@ -192,8 +190,7 @@ def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], 
         questions=data["questions"],
         held_out=data["held_out"],
         seed=seed,
-        threads=task.threads or task.workers,
-        workers=task.workers,
+        threads=task.threads,
         task=reward + task.recipe,
         train=task.train,
         steps=task.steps,
@@ -248,7 +245,7 @@ def _prepare(
     task: Task, small: SmallModel, warm: Path, examples: Path, seed: int, arguments: list[str], display: Display
 ) -> None:
     """Make the small model in the folder `warm`, unless it is there; `arguments` are those of its run."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(task.threads)
     if warm.exists():
         display.say(f"the fine-tuned model in {warm} is used again")
         return

@@ -106,7 +106,7 @@ environment = {{name = "outdo.extras.quickstart.guessing:Game", turns = {TURNS}}
     train="""\
 advantage = "turn_to_go"      # credit per turn; "leave_one_out" is the same for whole episodes
 """,
-    workers=1,
+    threads=1,
     prompts=16,
     lr="4e-4",
     rows=HELD_OUT,

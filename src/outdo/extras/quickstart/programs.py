@@ -107,7 +107,7 @@ TASK = Task(
     recipe="""\
 rewards = "code"              # the program must pass the tests of its row, in a sandbox
 """,
-    workers=1,
+    threads=1,
     steps=50,
     prompts=16,
     lr="2e-4",

@@ -69,8 +69,6 @@ right = "score"               # an answer is right if its reward is 1: all four 
     train="""\
 micro_batch_tokens = 1024     # the gradient of one group at a time: less memory
 """,
-    workers=1,
-    threads=2,
     steps=24,
     prompts=4,
     max_tokens=32,

@@ -14,7 +14,7 @@ from functools import partial
 from outdo.models.optimiser import OptimiserSettings, adamw
 from outdo.models.schedules import linear
 
-WORKERS = 2  # the same on every machine, so that every run ends with the same weights
+THREADS = 2  # the same on every machine, so that every run ends with the same weights
 QUESTIONS = 12800  # for fine-tuning and for GRPO
 CARELESS = 0.7  # chance that a worked example forgets a carry
 
@@ -32,7 +32,6 @@ RECIPE = """\
 model = "{model}"
 seed = {seed}
 threads = {threads}
-workers = {workers}                   # processes that share the weights and the threads: see docs/speed.md
 steps = {steps}
 {task}
 [data]

@@ -41,8 +41,7 @@ class Task:
     recipe: str = ""  # lines of the recipe: what is rewarded, and the environment; {reward} is the copy
     train: str = ""  # further lines of its table `train`
     evaluation: str = ""  # further lines of its table `eval`
-    workers: int = settings.WORKERS  # processes; one is enough for a task whose episodes are short
-    threads: int | None = None  # None: one for each worker
+    threads: int = settings.THREADS
     steps: int = 80
     prompts: int = 32
     max_tokens: int = 48

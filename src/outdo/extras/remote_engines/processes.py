@@ -41,7 +41,6 @@ SHARED_MEMORY = Path("/dev/shm")
 ADVICE = Advice(
     fewer="fewer `engine.processes` need less",
     without='`engine = "builtin"` needs none',
-    after_kill="",
 )
 
 

@@ -1,12 +1,12 @@
-"""Compare the ways in which one machine's cores share a step: threads, workers, and replicas.
+"""Compare the ways in which one machine's cores share a step: threads, and replicas.
 
-    python benchmarks/workers.py [--rounds 3] [--steps 8]
+    python benchmarks/cores.py [--rounds 3] [--steps 8]
 
-Threads are those of one process. Workers (`workers = 2`) are processes that share one copy of the weights. Replicas
-(`cluster.replicas = 2`) are processes that have all weights, gradients and optimiser states each. Every run trains the
-same untrained model on the same questions by GRPO; the runs take turns. Printed are the seconds of a step, from the
-fastest step of each run as other programs may slow the others down, the seconds from the command to the first step,
-and the memory of all processes together (proportional set size, so that what they share counts once).
+Threads are those of one process. Replicas (`cluster.replicas = 2`) are processes that have all weights, gradients and
+optimiser states each. Every run trains the same untrained model on the same questions by GRPO; the runs take turns.
+Printed are the seconds of a step, from the fastest step of each run as other programs may slow the others down, the
+seconds from the command to the first step, and the memory of all processes together (proportional set size, so that
+what they share counts once).
 """
 
 import argparse
@@ -39,10 +39,9 @@ MODELS = {"0.8 M weights": (128, 4), "14 M weights": (384, 8)}
 CASES = (("0.8 M weights", 8), ("0.8 M weights", 32), ("14 M weights", 8))
 """Models, and how many questions a step has, with 8 answers each."""
 WAYS = {
-    "one thread": ("threads=1", "workers=1"),
-    "two threads": ("threads=2", "workers=1"),
-    "two workers": ("threads=2", "workers=2"),
-    "two replicas": ("threads=2", "workers=1", "cluster.replicas=2"),
+    "one thread": ("threads=1",),
+    "two threads": ("threads=2",),
+    "two replicas": ("threads=1", "cluster.replicas=2"),
 }
 WARM_UP = 2
 LOOK = 2.0  # seconds between two looks at the memory, which stop the process for a moment
