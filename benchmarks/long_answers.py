@@ -12,11 +12,11 @@ import torch
 import torch.multiprocessing as processes
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from outdo.distributed.launch import RENDEZVOUS
-from outdo.distributed.lockstep import sequence_group
-from outdo.distributed.replicas import Replicas, join
+from outdo.extras.replicas.launch import RENDEZVOUS
+from outdo.extras.replicas.lockstep import sequence_group
+from outdo.extras.replicas.replicas import Replicas, join
+from outdo.extras.replicas.ulysses import in_parts
 from outdo.models.attention.choice import choose_forward
-from outdo.models.attention.ulysses import in_parts
 from outdo.models.scorer import token_scores
 from outdo.trainer.micro_batch_size import count_saved
 from outdo.types import Batch

@@ -34,20 +34,20 @@ from torch.distributed.tensor import DTensor
 from outdo.algorithms.objectives.presets import grpo
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
-from outdo.distributed.launch import RENDEZVOUS
-from outdo.distributed.replicas import Replicas, join
 from outdo.extras.plan.hardware import Cluster, card_named
 from outdo.extras.plan.layout import Layout
 from outdo.extras.plan.problem import Problem
 from outdo.extras.plan.shapes import shape_of
 from outdo.extras.plan.workload import workload_of
+from outdo.extras.replicas.join import replicas_for
+from outdo.extras.replicas.launch import RENDEZVOUS
+from outdo.extras.replicas.replicas import Replicas, join
 from outdo.extras.reward_models.model import RewardModel
 from outdo.models.adapter import adapter_config
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, division_of
 from outdo.rewards.comparisons import Comparison
 from outdo.trainer import cost
-from outdo.trainer.replicas import replicas_for
 from outdo.trainer.reward_memory import reward_memory, reward_sizes
 from outdo.types import Batch
 

@@ -60,8 +60,8 @@ def test_a_step_executes_few_files():
     assert len(files) <= MAX_FILES, sorted(files)
 
 
-def test_a_single_process_executes_no_distributed_code():
-    assert not [file for file in executed(lambda: list(steps())) if file.startswith("distributed/")]
+def test_a_step_executes_nothing_of_the_extras():
+    assert not [file for file in executed(lambda: list(steps())) if file.startswith("extras/")]
 
 
 def test_the_reading_path_is_short_and_a_step_executes_every_file_of_it():

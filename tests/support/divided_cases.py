@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 
 from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo
-from outdo.distributed.replicas import Replicas
-from outdo.distributed.sharding import DividingReplicas
+from outdo.extras.replicas.replicas import Replicas
+from outdo.extras.replicas.sharding import DividingReplicas
 from outdo.models import loading
 from outdo.models.adapter import adapter_config
 from outdo.models.attention.packed import Packed

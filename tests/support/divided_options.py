@@ -12,8 +12,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 
 from outdo.algorithms.advantages import gae
 from outdo.config.file import load
-from outdo.distributed import sharding
-from outdo.distributed.replicas import Replicas
+from outdo.extras.replicas import sharding
+from outdo.extras.replicas.replicas import Replicas
 from outdo.models import loading
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import inspect_folder

@@ -10,7 +10,7 @@ import torch
 from divided_cases import assert_equal, dividing, peak_memory, saved_model
 from safetensors.torch import load_file, save_file
 
-from outdo.distributed.replicas import Replicas
+from outdo.extras.replicas.replicas import Replicas
 from outdo.extras.reward_models.model import RewardModel
 from outdo.extras.reward_models.online_model import OnlineRewardModel, reward_model
 from outdo.models.optimiser import OptimiserSettings

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import IO
 
 import outdo.cli.main
-from outdo.distributed import launch
+from outdo.extras.replicas import launch
 
 FORK = multiprocessing.get_context("fork")
 

@@ -19,10 +19,10 @@ from toys import rollout
 
 from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo
-from outdo.distributed.launch import RENDEZVOUS
-from outdo.distributed.replicas import Replicas, join
-from outdo.distributed.sharding import DividingReplicas
 from outdo.extras.replicas.engine import ReplicatedEngine
+from outdo.extras.replicas.launch import RENDEZVOUS
+from outdo.extras.replicas.replicas import Replicas, join
+from outdo.extras.replicas.sharding import DividingReplicas
 from outdo.models.bundle import Models
 from outdo.models.critic import own_head, own_model
 from outdo.models.policy import Policy

@@ -13,11 +13,11 @@ from replica_cases import divided, shared
 from safetensors.torch import load_file
 
 from outdo.config.recipe import Piece
-from outdo.distributed.replicas import Replicas
-from outdo.distributed.sharding import DividingReplicas
 from outdo.extras.remote_engines.on_first import EngineOnFirst, OnFirst
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
+from outdo.extras.replicas.replicas import Replicas
+from outdo.extras.replicas.sharding import DividingReplicas
 from outdo.extras.vllm.weights import merged_weights, write_weights
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.policy import Policy

@@ -13,7 +13,6 @@ from replica_cases import divided, shared
 
 from outdo.algorithms.advantages.turns import turn_to_go
 from outdo.algorithms.objectives.presets import grpo
-from outdo.distributed.replicas import Replicas
 from outdo.extras.episodes.conversation import TOKENS_READ
 from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.episode import Reply
@@ -21,6 +20,7 @@ from outdo.extras.remote_engines.on_first import EngineOnFirst
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.extras.replicas.engine import ReplicatedEngine
+from outdo.extras.replicas.replicas import Replicas
 from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import outdo.cli.main
-from outdo.distributed.launch import RENDEZVOUS
+from outdo.extras.replicas.launch import RENDEZVOUS
 from outdo.storage import checkpoint
 from outdo.storage.run_folder import read_metrics
 from outdo.testing import tiny_model

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo, gspo
-from outdo.distributed.lockstep import LockstepReplicas
-from outdo.distributed.replicas import Replicas
-from outdo.distributed.sharding import DividingReplicas
+from outdo.extras.replicas import ulysses
+from outdo.extras.replicas.lockstep import LockstepReplicas
+from outdo.extras.replicas.replicas import Replicas
+from outdo.extras.replicas.sharding import DividingReplicas
 from outdo.models.adapter import adapter_config
-from outdo.models.attention import ulysses
 from outdo.models.bundle import Models
 from outdo.models.critic import own_head
 from outdo.models.policy import Policy

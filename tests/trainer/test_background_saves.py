@@ -17,7 +17,7 @@ from run_cases import PATIENCE, Command, contents, outdo_, saved, steps_done, wa
 
 import outdo.trainer.state as state_module
 from outdo.config.file import load
-from outdo.distributed.replicas import Replicas
+from outdo.extras.replicas.replicas import Replicas
 from outdo.rollouts.in_turn import InTurn
 from outdo.storage import checkpoint
 from outdo.trainer import saving

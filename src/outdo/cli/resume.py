@@ -28,7 +28,7 @@ def command(
 ) -> int:
     """Continue what makes the folder `run`: a run, or a model that is fine-tuned; return the exit status.
 
-    A run is started again up to `restarts` times after a fault of the machine: see `outdo.distributed.launch`.
+    A run is started again up to `restarts` times after a fault of the machine: see `outdo.extras.replicas.launch`.
     """
     if (run / "recipe.toml").is_file():
         return _resume_run(run, settings or [], Display(), changed=changed, profile=profile, restarts=restarts)

@@ -44,7 +44,7 @@ def run_train(
     """Check a recipe and train by it; return the exit status. Raises `UserError` with every error of the check.
 
     `dry_run` samples and shows one group only, `resume` goes on where a run of this recipe has ended, if its folder
-    holds one. For `restarts` see `outdo.distributed.launch`.
+    holds one. For `restarts` see `outdo.extras.replicas.launch`.
     """
     recipe = recipe_of(settings)
     if mistakes := _mistakes(recipe, dry_run=dry_run, resume=resume, restarts=restarts):

@@ -204,7 +204,7 @@ COEFFICIENTS = {
 }
 """The adaptive coefficient that a recipe gets if it has a table in the place of the number."""
 
-REPLICAS = "outdo.cli.replicas:run_by_replicas"
+REPLICAS = "outdo.extras.replicas.command:run_by_replicas"
 """What starts the several processes of a run, and lets each of them meet the others."""
 
 QUANTISED = ("int8", "nf4")

@@ -76,7 +76,7 @@ class Scoring(Protocol):
 
 @runtime_checkable
 class ScoringWorld(Protocol):
-    """What several processes add to a `World`: they share the rows of a batch. See `outdo.distributed.replicas`."""
+    """What several processes add to a `World`: they share the rows of a batch. See `outdo.extras.replicas.replicas`."""
 
     def scoring(self, model_forward: Forward) -> Scoring:
         """Make a `Scoring` that shares rows among the processes."""

@@ -28,7 +28,7 @@ def was_launched() -> bool:
 
 
 class World(Protocol):
-    """The processes of a run, as one of them sees them: `Alone`, or `outdo.distributed.replicas.Replicas`.
+    """The processes of a run, as one of them sees them: `Alone`, or `outdo.extras.replicas.replicas.Replicas`.
 
     All of them make each call at the same time, in the same order.
     """

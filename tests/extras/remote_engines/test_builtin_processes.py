@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_cases import begun, fresh, next_turn, requests, threads
 
-import outdo.distributed.process
+import outdo.extras.remote_engines.process
 from outdo.config.recipe import Piece
 from outdo.extras.remote_engines.processes import EngineInProcess, SharedCopy
 from outdo.extras.remote_engines.proof import fixed_sequences
@@ -169,7 +169,7 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_the_answers_stay_the_same(
     answers, restarts = expected(policy), engine.restarts
     pid = engine.engine._processes[1]._process.pid
     with monkeypatch.context() as patch:
-        patch.setattr(outdo.distributed.process, "SILENCE", 5.0)
+        patch.setattr(outdo.extras.remote_engines.process, "SILENCE", 5.0)
         with signalled(pid, number):
             assert engine.generate(requests(siblings=2), SAMPLING) == answers
     assert engine.restarts == restarts + 1

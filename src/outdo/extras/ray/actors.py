@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outdo.distributed.process import PATIENCE
 from outdo.extras.ray import cluster
 from outdo.extras.ray.cluster import ADVICE, Role, connected, joins
+from outdo.extras.remote_engines.process import PATIENCE
 from outdo.extras.remote_engines.processes import BuiltinProcesses, EngineInProcess, arguments_of
 from outdo.extras.remote_engines.weights_folder import Part, WeightsFolder
 from outdo.models.adapter import trained_weights

@@ -14,10 +14,10 @@ import torch
 
 from outdo.config.engines import RAY_ADDRESS, reward_place_mistakes
 from outdo.config.recipe import Recipe
-from outdo.distributed.launch import LOOPBACK
-from outdo.distributed.network import INTERFACE
 from outdo.extras.ray.cluster import joins
 from outdo.extras.ray.rewards import RayReward
+from outdo.extras.replicas.launch import LOOPBACK
+from outdo.extras.replicas.network import INTERFACE
 from outdo.storage.provenance import versions
 from outdo.trainer.hardware import device_memory
 from outdo.utils.errors import EngineError, UserError

@@ -10,7 +10,7 @@ from rich.table import Table
 from outdo.cli.arguments import Settings, recipe_and_overrides
 from outdo.config.file import load
 from outdo.config.recipe import RUNS, Recipe, run_folder
-from outdo.distributed.launch import end_with_launcher, launch
+from outdo.extras.replicas.launch import end_with_launcher, launch
 from outdo.utils.errors import UserError, WorkerError
 from outdo.utils.world import ALONE, World, started_replicas
 
@@ -37,8 +37,8 @@ def command(
         if recipe is not None and recipe.cluster.replicas > 1:
             return launch(recipe.cluster.replicas, ["cluster", "check", *(settings or []), f"--timeout={timeout}"])
         return _check(recipe, _files(settings, recipe), ALONE, console)
-    from outdo.distributed.replicas import join
     from outdo.extras.ray.cluster_check import network_hints
+    from outdo.extras.replicas.replicas import join
 
     try:
         replicas = join(timeout=timeout)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outdo.distributed.process import PATIENCE, Advice, Process, results_of
 from outdo.extras.remote_engines.devices import devices_of, on_this_machine
 from outdo.extras.remote_engines.divide import Places, in_order
+from outdo.extras.remote_engines.process import PATIENCE, Advice, Process, results_of
 from outdo.extras.remote_engines.remote import TIMEOUT
 from outdo.models.adapter import trained_weights
 from outdo.models.device import make_deterministic

@@ -6,9 +6,9 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from outdo.distributed import network
-from outdo.distributed.launch import LOOPBACK
-from outdo.distributed.network import INTERFACE, choose_interface
+from outdo.extras.replicas import network
+from outdo.extras.replicas.launch import LOOPBACK
+from outdo.extras.replicas.network import INTERFACE, choose_interface
 
 
 @pytest.fixture(autouse=True)

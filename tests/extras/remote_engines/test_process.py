@@ -19,8 +19,8 @@ import torch
 from run_cases import alive, wait_until
 
 import outdo
-import outdo.distributed.process
-from outdo.distributed.process import Advice, Process
+import outdo.extras.remote_engines.process
+from outdo.extras.remote_engines.process import Advice, Process
 from outdo.utils.errors import WorkerError
 from outdo.utils.world import FOLDER
 
@@ -170,7 +170,7 @@ def test_a_process_ignores_signals_for_the_run(process: Process):
 
 
 def test_a_process_that_hangs_in_a_call_is_killed_and_named(process: Process, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outdo.distributed.process, "SILENCE", 3.0)
+    monkeypatch.setattr(outdo.extras.remote_engines.process, "SILENCE", 3.0)
     pid = process._process.pid
     assert pid
     os.kill(pid, signal.SIGSTOP)
@@ -183,7 +183,7 @@ def test_a_process_that_hangs_in_a_call_is_killed_and_named(process: Process, mo
 
 def test_a_silent_process_is_killed_at_its_deadline_and_not_later(process: Process, monkeypatch: pytest.MonkeyPatch):
     """It would go on, and answer, long after the deadline."""
-    monkeypatch.setattr(outdo.distributed.process, "SILENCE", 2.0)
+    monkeypatch.setattr(outdo.extras.remote_engines.process, "SILENCE", 2.0)
     os.kill(process._process.pid or 0, signal.SIGSTOP)
     wake_up = threading.Timer(20.0, os.kill, (process._process.pid, signal.SIGCONT))
     wake_up.start()
@@ -203,7 +203,7 @@ def test_a_call_ends_at_its_deadline_and_not_later(process: Process):
 
 def test_a_long_call_of_a_living_process_is_waited_for(process: Process, monkeypatch: pytest.MonkeyPatch):
     """Its thread for signs of life runs while it computes."""
-    monkeypatch.setattr(outdo.distributed.process, "SILENCE", 5.0)
+    monkeypatch.setattr(outdo.extras.remote_engines.process, "SILENCE", 5.0)
     process.call(0, "echo", ("late", 8.0))
     assert process.result() == "late"
 
@@ -227,7 +227,7 @@ class Counter:
 
 
 def test_a_process_that_reads_nothing_is_killed_and_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outdo.distributed.process, "SILENCE", 2.0)
+    monkeypatch.setattr(outdo.extras.remote_engines.process, "SILENCE", 2.0)
     process = Process(1, ADVICE)
     process.hold(0, Echo())
     os.kill(process._process.pid or 0, signal.SIGSTOP)
@@ -238,7 +238,7 @@ def test_a_process_that_reads_nothing_is_killed_and_named(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("how", ["computing", "stopped", "stuck"])
 def test_closing_does_not_wait_for_a_process_that_does_not_end(how: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outdo.distributed.process, "GRACE", 1.0 if how == "stuck" else 600.0)
+    monkeypatch.setattr(outdo.extras.remote_engines.process, "GRACE", 1.0 if how == "stuck" else 600.0)
     process = Process(1, ADVICE)
     process.hold(0, Echo())
     process.call(0, "hold_the_interpreter" if how == "stuck" else "echo", ("late", 100.0))
@@ -269,9 +269,9 @@ def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process_and
 def test_the_processes_of_a_killed_replica_leave_the_folder_of_its_launcher(monkeypatch: pytest.MonkeyPatch):
     """The launcher reads there what the other replicas have failed of."""
     folder = multiprocessing.util.get_temp_dir()
-    assert outdo.distributed.process._own_temporary_folder() == folder
+    assert outdo.extras.remote_engines.process._own_temporary_folder() == folder
     monkeypatch.setenv(FOLDER, folder)
-    assert not outdo.distributed.process._own_temporary_folder()
+    assert not outdo.extras.remote_engines.process._own_temporary_folder()
 
 
 def hold_processes(pipe: Connection) -> None:
@@ -286,7 +286,7 @@ def hold_processes(pipe: Connection) -> None:
 
 SERVER_HANGS = """
 import os
-import outdo.distributed.process as process
+import outdo.extras.remote_engines.process as process
 process.PRELOADED = ["hangs"]
 process.START = 3.0
 try:
@@ -296,7 +296,7 @@ except process.WorkerError as error:
 """
 CHILD_HANGS = """
 import time
-import outdo.distributed.process as process
+import outdo.extras.remote_engines.process as process
 if __name__ == "__mp_main__":  # the name of this module in the child, which imports it
     time.sleep(6000)
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
-from outdo.distributed.launch import RENDEZVOUS
-from outdo.distributed.network import choose_interface
+from outdo.extras.replicas.launch import RENDEZVOUS
+from outdo.extras.replicas.network import choose_interface
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import BatchSizes, ByRows, LocalScoring, Loss, LossAndGrads

@@ -1,7 +1,7 @@
 """Replicas that compute the same layer at the same time, because a layer needs what the others hold.
 
-They do if the weights of a model are divided among them (`outdo.distributed.sharding`), or if several of them compute
-the parts of the same sequences (`outdo.models.attention.ulysses`).
+They do if the weights of a model are divided among them (`sharding.py`), or if several of them compute the parts of the
+same sequences (`ulysses.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from outdo.distributed.replicas import Replicas, ReplicatedScoring, translated
+from outdo.extras.replicas.replicas import Replicas, ReplicatedScoring, translated
+from outdo.extras.replicas.ulysses import SequenceGroup, check_parts, in_parts
 from outdo.models.attention.forward import Forward
-from outdo.models.attention.ulysses import SequenceGroup, check_parts, in_parts
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, backward_scores, map_scores, token_scores
 from outdo.types import Batch, TokenScores

@@ -8,7 +8,7 @@ import sys
 
 import torch.distributed as dist
 
-from outdo.distributed.launch import LOOPBACK
+from outdo.extras.replicas.launch import LOOPBACK
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """The environment variable with the interface that gloo listens on."""

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from outdo.distributed.lockstep import LockstepReplicas, fatal_errors
+from outdo.extras.replicas.lockstep import LockstepReplicas, fatal_errors
 from outdo.models.dividing import move_buffers
 from outdo.utils.sharded_tensors import own_part
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from outdo.config.recipe import Recipe
-from outdo.distributed.launch import Restarts, end_with_launcher, launch
+from outdo.extras.replicas.launch import Restarts, end_with_launcher, launch
 from outdo.storage.checkpoint_names import saved_steps
 from outdo.trainer.display import Display
 from outdo.trainer.progress_bar import importing
@@ -43,7 +43,7 @@ def run_by_replicas(
     if restarts:
         raise UserError(["--restarts: torchrun has started this process; use its --max-restarts, and train --resume"])
     with importing():
-        from outdo.trainer.replicas import join_replicas
+        from outdo.extras.replicas.join import join_replicas
 
     with join_replicas(recipe) as replicas:
         return run(display if replicas.first else Display(Console(quiet=True)), replicas)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 import outdo
-from outdo.distributed import launch
+from outdo.extras.replicas import launch
 from outdo.utils.errors import WorkerError
 
 TRAINER = """#!{python}
 import os, signal, threading, time
 from pathlib import Path
-from outdo.distributed import launch, process
+from outdo.extras.remote_engines import process
+from outdo.extras.replicas import launch
 
 def die():
     while not list(Path(os.environ["TMPDIR"]).rglob("listener-*")):

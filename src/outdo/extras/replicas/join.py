@@ -7,8 +7,8 @@ import torch
 
 from outdo.config.attention import sequence_replicas
 from outdo.config.recipe import Recipe
-from outdo.distributed.lockstep import LockstepReplicas
-from outdo.distributed.replicas import Replicas, join
+from outdo.extras.replicas.lockstep import LockstepReplicas
+from outdo.extras.replicas.replicas import Replicas, join
 from outdo.models.device import choose_device
 
 
@@ -28,7 +28,7 @@ def replicas_for(recipe: Recipe, *, timeout: timedelta) -> Replicas:
     share, shard = sequence_replicas(recipe), recipe.cluster.shard
     if not shard:
         return Replicas(timeout=timeout) if share == 1 else LockstepReplicas(timeout=timeout, share=share)
-    from outdo.distributed.sharding import DividingReplicas
+    from outdo.extras.replicas.sharding import DividingReplicas
 
     return DividingReplicas(
         timeout=timeout,

@@ -1,1 +1,0 @@
-"""Several processes for one run: replicas with DDP or FSDP2, and machines under Ray."""
