@@ -35,7 +35,7 @@ NAMED_BY: dict[str, tuple[tuple[str, ...], str]] = {
     "reward_models": ((*TRAIN, 'rewards={name="reward_model",path="model"}'), 'rewards = "reward_model"'),
     "sandbox": ((*TRAIN, 'rewards="code"'), 'rewards = "code"'),
     "sft": (("sft", "model"), "sft"),
-    "staleness": ((*TRAIN, "train.max_staleness=1"), "train.max_staleness"),
+    "staleness": ((*TRAIN, "train.max_staleness=1", 'engine={name="builtin",processes=1}'), "train.max_staleness"),
     "tools": ((*TRAIN, 'environment={name="tools",functions="mine.py:add"}'), "environment"),
     "trackers": ((*TRAIN, 'track="wandb"'), "track"),
     "vllm": ((*TRAIN, 'engine={name="vllm",url="http://host:8000"}'), 'engine = "vllm"'),

@@ -14,6 +14,7 @@ from outdo.extras.reward_models.online_model import reward_model as load_reward_
 from outdo.extras.reward_models.preferences import comparisons_from
 from outdo.rewards import RewardInput
 from outdo.rewards.comparisons import Comparison
+from outdo.rewards.context import RewardContext
 from outdo.utils.errors import UserError
 
 
@@ -241,7 +242,7 @@ def test_an_adapter_is_trained_with_its_head_and_rewards_answers(outdo, reward_m
     assert held_out_share(done.out) > 0.85
     assert sorted(path.name for path in (tmp_path / "reward").glob("*.safetensors")) == ["adapter_model.safetensors"]
     reward = load_reward_model(
-        None, path=str(tmp_path / "reward"), labels="exact", every=1, device="cpu", base_weights="int8"
+        RewardContext(), path=str(tmp_path / "reward"), labels="exact", every=1, device="cpu", base_weights="int8"
     )
     even, odd = reward([RewardInput(prompt="7?", completion=text, answer=None) for text in ("312", "311")])
     assert even.value > odd.value

@@ -117,7 +117,7 @@ def test_a_reward_whose_code_was_deleted_is_one_sentence(monkeypatch: pytest.Mon
     assert list(caught.value.problems) == [f"rewards.judge: {sentence}"]
     with pytest.raises(UserError) as caught:
         load(None, ["model=m", "data.path=d", 'rewards={name = "judge", url = 3}'])
-    assert list(caught.value.problems) == [f"command line: rewards = judge: {sentence}"]
+    assert list(caught.value.problems) == [f'command line: rewards = "judge": {sentence}']
 
 
 # ---- options

@@ -333,5 +333,5 @@ def test_a_run_ends_the_processes_that_it_has_started(own_home, monkeypatch, fai
     recipe = load("recipe.toml", ["steps=1", "eval.every=0", "data.eval_path="])
     with pytest.raises(RewardError) if fails else contextlib.nullcontext():
         run_module.start(recipe, own_home / "run", Display(live=False))
-    (worker,) = runs[0].reward.rewards[0].rewards[0]._workers
+    (worker,) = runs[0].reward.rewards[0]._workers
     assert worker._process is None

@@ -16,7 +16,7 @@ from outdo.rewards.final_answer import reference_text
 from outdo.rewards.last_number import final_number, reference_number
 from outdo.rewards.multiple_choice import final_letter, reference_letter
 from outdo.rewards.types import Reward, RewardInput, Status
-from outdo.utils.extras import load_extra
+from outdo.utils.extras import load_extra, missing_extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,14 @@ def matcher_called(name: str) -> Matcher:
 
 
 def matchers_in(spec: Any) -> list[str]:
-    """Return the names of the matchers in an argument of `load_reward`: a name, a table with a name, or a list."""
+    """Return the names of the matchers in an argument of `load_reward`: a name, a table with a name, or a list.
+
+    One that this installation of outdo does not have is left out: whoever opens the reward says so.
+    """
     if isinstance(spec, str):
-        return [spec] if spec in MATCHERS else []
+        found = MATCHERS.get(spec)
+        is_missing = isinstance(found, str) and missing_extra(found, spec) is not None
+        return [spec] if found is not None and not is_missing else []
     if isinstance(spec, Mapping):
         return matchers_in(spec.get("name"))
     if isinstance(spec, Sequence):
