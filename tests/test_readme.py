@@ -29,14 +29,15 @@ PLACES |= {"stop": STOPS, "algorithm": ALGORITHMS, "schedule": SCHEDULES, "rewar
 
 
 def test_the_settings_are_counted_with_the_options_of_the_pieces():
-    counted = re.search(r"\| (\d+), and (\d+) options of named pieces", README)
+    counted = re.search(r"\| (\d+), for the whole family: (\d+) of a run, and (\d+) options of named pieces", README)
     assert counted is not None
     specs = [(place, spec) for place, known in PLACES.items() for spec in known.values()]
     options = {(place, option) for place, spec in specs for option in signature_of(spec).options}
     options |= {("engine", option) for option in OWN_OPTIONS}
     options |= {("track", option) for name in TRACKERS for option in tracker_options(name).options}
     options |= {("environment", option) for option in (*LIMITS, *AGENT_LIMITS, "functions", "run")}
-    assert (int(counted[1]), int(counted[2])) == (len(leaves()), len(options))
+    of_a_run, of_pieces = len(leaves()), len(options)
+    assert tuple(map(int, counted.groups())) == (of_a_run + of_pieces, of_a_run, of_pieces)
 
 
 def test_the_picture_of_the_quickstart_has_the_numbers_of_its_table():

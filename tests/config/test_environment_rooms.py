@@ -3,7 +3,7 @@
 import pytest
 
 from outdo.config.environments import environment_mistakes, kind_of
-from outdo.config.names import AGENT, ENVIRONMENT_CHECKS, ENVIRONMENTS, EPISODE, TOOLS
+from outdo.config.names import AGENT, ENVIRONMENTS, EPISODE, TOOLS, Kind
 from outdo.config.recipe import Piece
 from outdo.trainer.environment import tools_of
 from outdo.utils.errors import UserError
@@ -27,14 +27,12 @@ def pieces(tmp_path, monkeypatch) -> dict[str, Piece]:
 
 def test_each_kind_has_a_check_and_what_opens_it_in_the_same_folder(pieces):
     assert {kind: kind_of(piece) for kind, piece in pieces.items()} == {kind: kind for kind in ENVIRONMENTS}
-    assert {kind: extra_of(spec) for kind, spec in ENVIRONMENTS.items()} == {
-        kind: extra_of(spec) for kind, spec in ENVIRONMENT_CHECKS.items()
-    }
+    assert all(extra_of(each.check) == extra_of(each.open) for each in ENVIRONMENTS.values())
 
 
 @pytest.mark.parametrize("deleted", [TOOLS, AGENT, EPISODE])
 def test_a_deleted_kind_is_one_sentence(pieces, monkeypatch, deleted):
-    monkeypatch.setitem(ENVIRONMENT_CHECKS, deleted, "outdo.extras.deleted.check:CHECK")
+    monkeypatch.setitem(ENVIRONMENTS, deleted, Kind(*["outdo.extras.deleted.check:CHECK"] * 2))
     said = "needs outdo.extras.deleted, which this installation of outdo does not have"
     found = {kind: list(environment_mistakes(piece)) for kind, piece in pieces.items()}
     assert found == {kind: [f"environment: {said}"] * (kind == deleted) for kind in pieces}

@@ -1,4 +1,4 @@
-"""The environment that a recipe may name. Each kind has a row in the tables of `outdo.config.names`.
+"""The environment that a recipe may name. Each kind has a row in a table of `outdo.config.names`.
 
 Several of them are one environment, `by_row`: the row of a question names the one in which it is played.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from outdo.config.names import AGENT, BY_ROW, ENVIRONMENT_CHECKS, ENVIRONMENT_REWARD, EPISODE
+from outdo.config.names import AGENT, BY_ROW, ENVIRONMENT_REWARD, ENVIRONMENTS, EPISODE
 from outdo.config.recipe import Piece, Recipe
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.extras import load_extra
@@ -92,7 +92,7 @@ def check_environment(recipe: Recipe) -> Iterator[str]:
 
 
 def kind_of(piece: Piece) -> str:
-    """Return the name that the kind of an environment has in the tables of names.
+    """Return the name that the kind of an environment has in the table of names.
 
     Of the user's code, an agent is told by its signature: a function with the parameter `base_url`, or an asynchronous
     one. All else makes episodes.
@@ -113,8 +113,8 @@ def environment_mistakes(piece: Piece) -> Iterator[str]:
         yield from _by_row_mistakes(piece)
         return
     kind = kind_of(piece)
-    if kind not in ENVIRONMENT_CHECKS:
-        known = [name for name in (*ENVIRONMENT_CHECKS, BY_ROW) if name != EPISODE]
+    if kind not in ENVIRONMENTS:
+        known = [name for name in (*ENVIRONMENTS, BY_ROW) if name != EPISODE]
         yield no_such_name("environment", piece.name, known, own=EPISODE)
         return
     try:
@@ -131,7 +131,7 @@ def environment_files(piece: Piece | None) -> list[Path]:
 
 
 def _check_of(piece: Piece) -> EnvironmentCheck:
-    return load_extra(ENVIRONMENT_CHECKS[kind_of(piece)], "environment")
+    return load_extra(ENVIRONMENTS[kind_of(piece)].check, "environment")
 
 
 def _by_row_mistakes(piece: Piece) -> Iterator[str]:

@@ -204,16 +204,10 @@ COEFFICIENTS = {
 }
 """The adaptive coefficient that a recipe gets if it has a table in the place of the number."""
 
-REPLICAS = "outdo.extras.replicas.command:run_by_replicas"
-"""What starts the several processes of a run, and lets each of them meet the others."""
-
 QUANTISED = ("int8", "nf4")
 """Kinds of frozen `weights` whose layers have 8 or 4 bits a weight."""
 
 REWARDS = BUILTIN
-PLACES = {"ray": "outdo.extras.ray.rewards:RayReward"}
-"""Where the worker processes of a reward may run, other than on this machine."""
-
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit", "sgd", "polyak")}
 SCHEDULES = {name: f"outdo.models.schedules:{name}" for name in ("constant", "linear", "cosine")}
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}
@@ -228,6 +222,80 @@ ATTENTIONS = ("auto", "shared", "padded", "flash_attention_2", "flex_attention",
 REASONING_GYM = "reasoning-gym:"
 """How the name of a task of reasoning-gym begins, as data."""
 
+ENVIRONMENT_REWARD = "environment"
+"""The reward of a recipe whose environment gives all rewards."""
+
+TOOLS = "tools"
+"""The environment that is a list of functions."""
+
+AGENT = "agent"
+"""The environment that runs an agent, `run = "file.py:name"`."""
+
+EPISODE = "file.py:Class"
+"""Stands for every environment that is a class in the user's code."""
+
+BY_ROW = "by_row"
+"""Plays each question in the environment that its row names, of several."""
+
+BUILTIN_ENGINE = "builtin"
+"""The engine that samples from the trainer's own weights."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the extras
+
+
+class Kind(NamedTuple):
+    """A kind of piece that an extra has: what checks its options, without torch, and what opens it."""
+
+    check: str
+    open: str
+
+
+ENVIRONMENTS = {
+    TOOLS: Kind("outdo.extras.tools.check:CHECK", "outdo.extras.tools.environment:TOOLS"),
+    AGENT: Kind("outdo.extras.agents.check:CHECK", "outdo.extras.agents.environment:AGENT"),
+    EPISODE: Kind("outdo.extras.episodes.check:CHECK", "outdo.extras.episodes.environment:EPISODE"),
+}
+"""The kinds of environments: an `EnvironmentCheck` of `outdo.config.environments`, and an `EnvironmentKind` of
+`outdo.trainer.environment`."""
+
+ENGINES = {
+    BUILTIN_ENGINE: Kind(
+        "outdo.extras.remote_engines.check:CHECK", "outdo.extras.remote_engines.processes:open_processes"
+    ),
+    "vllm": Kind("outdo.extras.vllm.check:CHECK", "outdo.extras.vllm.engine:open_vllm"),
+}
+"""The engines with a copy of the weights: an `EngineCheck` of `outdo.config.engines`, and what returns a maker of the
+engine. The built-in one has a copy in processes of its own."""
+
+REMOTE_ENGINE = "outdo.extras.remote_engines.open:open_remote_engine"
+"""What opens an engine with a copy of the weights, and proves each delivery of them."""
+
+REMOTE_DEVICES = "outdo.extras.remote_engines.devices:device_mistakes"
+"""What finds the mistakes in the devices of such an engine."""
+
+POLICY_ON_FIRST = "outdo.extras.remote_engines.on_first:OnFirst"
+"""The policy of several replicas, as an engine of the first one reads it."""
+
+RAY_ENGINE = "outdo.extras.ray.actors:open_actors"
+"""The built-in engine with `place = "ray"`."""
+
+RAY_CHECK = "outdo.extras.ray.check:ray_mistakes"
+"""What finds out whether Ray is installed."""
+
+PLACES = {"ray": "outdo.extras.ray.rewards:RayReward"}
+"""Where the worker processes of a reward may run, other than on this machine."""
+
+REPLICAS = "outdo.extras.replicas.command:run_by_replicas"
+"""What starts the several processes of a run, and lets each of them meet the others."""
+
+REPLICATED_ENGINE = "outdo.extras.replicas.engine:ReplicatedEngine"
+"""The built-in engine of several replicas."""
+
+ASYNCHRONOUS = "outdo.extras.staleness.asynchronous:AsynchronousRollouts"
+PARTIAL_ROLLOUTS = "outdo.extras.staleness.partial_rollouts:PartialRollouts"
+"""The rollouts of `train.max_staleness`: whole answers, or answers that newer weights continue."""
+
 DATA_SET, STREAMED_PARQUET = "data set", "streamed Parquet"
 RECORDS = {
     REASONING_GYM: "outdo.extras.gym.questions:records",
@@ -241,67 +309,6 @@ CURRICULA = {REASONING_GYM: "outdo.extras.gym.questions:levels"}
 
 UPLOADS = {"hub": "outdo.extras.hub.upload:push"}
 """Where an exported model can be uploaded."""
-
-ENVIRONMENT_REWARD = "environment"
-"""The reward of a recipe whose environment gives all rewards."""
-
-TOOLS = "tools"
-"""The environment that is a list of functions."""
-
-AGENT = "agent"
-"""The environment that runs an agent, `run = "file.py:name"`."""
-
-EPISODE = "file.py:Class"
-"""Stands for every environment that is a class in the user's code."""
-
-ENVIRONMENTS = {
-    TOOLS: "outdo.extras.tools.environment:TOOLS",
-    AGENT: "outdo.extras.agents.environment:AGENT",
-    EPISODE: "outdo.extras.episodes.environment:EPISODE",
-}
-"""What opens the environments of each kind: an `EnvironmentKind` of `outdo.trainer.environment`."""
-
-ENVIRONMENT_CHECKS = {
-    TOOLS: "outdo.extras.tools.check:CHECK",
-    AGENT: "outdo.extras.agents.check:CHECK",
-    EPISODE: "outdo.extras.episodes.check:CHECK",
-}
-"""What checks the options of each kind, without torch: an `EnvironmentCheck` of `outdo.config.environments`."""
-
-BY_ROW = "by_row"
-"""Plays each question in the environment that its row names, of several."""
-
-BUILTIN_ENGINE = "builtin"
-"""The engine that samples from the trainer's own weights."""
-
-
-class Kind(NamedTuple):
-    """A part of outdo that a recipe names: what checks its options, without torch, and what opens it."""
-
-    check: str
-    open: str
-
-
-ENGINES = {
-    BUILTIN_ENGINE: Kind(
-        "outdo.extras.remote_engines.check:CHECK", "outdo.extras.remote_engines.processes:open_processes"
-    ),
-    "vllm": Kind("outdo.extras.vllm.check:CHECK", "outdo.extras.vllm.engine:open_vllm"),
-}
-"""The engines with a copy of the weights. The built-in one has a copy in processes of its own."""
-
-REMOTE_ENGINE = "outdo.extras.remote_engines.open:open_remote_engine"
-"""What opens an engine with a copy of the weights, and proves each delivery of them."""
-
-REMOTE_DEVICES = "outdo.extras.remote_engines.devices:device_mistakes"
-RAY_ENGINE = "outdo.extras.ray.actors:open_actors"
-RAY_CHECK = "outdo.extras.ray.check:ray_mistakes"
-REPLICATED_ENGINE = "outdo.extras.replicas.engine:ReplicatedEngine"
-POLICY_ON_FIRST = "outdo.extras.remote_engines.on_first:OnFirst"
-
-ASYNCHRONOUS = "outdo.extras.staleness.asynchronous:AsynchronousRollouts"
-PARTIAL_ROLLOUTS = "outdo.extras.staleness.partial_rollouts:PartialRollouts"
-"""The rollouts of `train.max_staleness`: whole answers, or answers that newer weights continue."""
 
 CLIENTS = ("wandb", "tensorboard", "trackio", "mlflow")
 """Trackers whose client is an optional dependency, the module and the extra of the same name."""

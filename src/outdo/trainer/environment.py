@@ -132,7 +132,7 @@ def _kind(piece: Piece) -> EnvironmentKind:
     """Return what opens an environment. Raises `UserError` with everything that is wrong with its name and options."""
     if mistakes := list(environment_mistakes(piece)):
         raise UserError(mistakes)
-    return load_extra(ENVIRONMENTS[kind_of(piece)], "environment")
+    return load_extra(ENVIRONMENTS[kind_of(piece)].open, "environment")
 
 
 def _configured_ends(facts: ModelFacts) -> set[int | None]:
