@@ -28,7 +28,7 @@ QUICK_TESTS := algorithms config data test_batch.py test_loop.py test_shape_chec
 LOCKED   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 INSTALL  := $(LOCKED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test quick check test-long test-lowest test-newest lock mutants bench vllm docs release clean
+.PHONY: quickstart test quick check test-release test-long test-lowest test-newest lock mutants bench vllm docs release clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -43,6 +43,9 @@ quick: $(VENV)/.installed-for-tests
 
 bench: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.suite $(ARGS)
+
+test-release: $(VENV)/.installed-for-tests
+	$(BIN)/python -m pytest -q -m "release and not long" -n 2 --dist loadscope
 
 test-long: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q -m long

@@ -27,8 +27,8 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 
 SLOWEST = (
-    *("trainer", "distributed", "documentation", "test_one_file.py", "rewards", "rollouts", "algorithms"),
-    *("observability", "mutants", "cli", "test_light_start.py", "benchmarks", "models"),
+    *("trainer", "extras", "documentation", "test_one_file.py", "test_rooms.py", "rewards", "rollouts", "algorithms"),
+    *("mutants", "cli", "test_light_start.py", "benchmarks", "models"),
 )
 """Folders and files by the time that a file takes, the longest first; other tests follow."""
 

@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 
 from outdo import __version__
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).parents[1]
 COPIES = re.findall(r"^COPY ([^-].*) \S+$", (ROOT / "Containerfile").read_text(encoding="utf-8"), re.MULTILINE)
 COPIED = [name for line in COPIES for name in line.split()]

@@ -15,6 +15,8 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).parents[1]
 CHANGES = """# Changes
 

@@ -78,6 +78,13 @@ def test_a_setting_or_a_command_that_needs_a_deleted_extra_gets_one_sentence(ext
     assert re.fullmatch(rf"outdo: (command line: )?{re.escape(key)}: (.*: )?{re.escape(sentence)}", line)
 
 
+@pytest.mark.release
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_without_an_extra_outdo_trains(extra: str, home: Path, tmp_path: Path):
+    done = run(home, without(tmp_path, extra), "-m", "outdo", "train", "recipe.toml", f"run={extra}", "steps=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_without_any_extra_outdo_checks_trains_stops_resumes_and_evaluates(home: Path, tmp_path: Path):
     environment = without(tmp_path, *EXTRAS)
     for arguments in (

@@ -20,6 +20,8 @@ from outdo.config.names import ADVANTAGES, OBJECTIVES
 from outdo.config.settings import leaves
 from outdo.extras.page.glossary import entries
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).parents[2]
 EQUATION = '<div class="math">'
 GLYPHS = ".katex-html"
