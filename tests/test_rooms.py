@@ -28,6 +28,7 @@ NAMED_BY: dict[str, tuple[tuple[str, ...], str]] = {
     "judge": ((*TRAIN, 'rewards={name="judge",url="http://host:8000",model="m",prompt="p"}'), 'rewards = "judge"'),
     "page": (("inspect", "runs/first"), "inspect"),
     "plan": (("plan",), "plan"),
+    "profiler": ((*TRAIN, "--profile"), "profile"),
     "quickstart": (("quickstart",), "quickstart"),
     "ray": ((*TRAIN, 'engine={name="builtin",processes=1,place="ray"}'), "engine.place"),
     "remote_engines": ((*TRAIN, 'engine={name="builtin",processes=2}'), 'engine = "builtin"'),
@@ -78,8 +79,9 @@ def test_a_setting_or_a_command_that_needs_a_deleted_extra_gets_one_sentence(ext
     assert re.fullmatch(rf"outdo: (command line: )?{re.escape(key)}: (.*: )?{re.escape(sentence)}", line)
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(
+    "extra", [pytest.param(each, marks=() if each == "record" else pytest.mark.release) for each in EXTRAS]
+)
 def test_without_an_extra_outdo_trains(extra: str, home: Path, tmp_path: Path):
     done = run(home, without(tmp_path, extra), "-m", "outdo", "train", "recipe.toml", f"run={extra}", "steps=2")
     assert done.returncode == 0, done.stdout + done.stderr

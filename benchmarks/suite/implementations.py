@@ -124,7 +124,6 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
             about="outdo's operator calls and memory, in one process",
             run="benchmarks.suite.counts:count",
             kind="counts",
-            options={"threads": True},
         ),
     )
 }

@@ -179,11 +179,7 @@ class Steps:
 
 
 def step(setting: Setting, turns: Turns) -> None:
-    """Sample, score and update; with the option `record`, also record what was trained.
-
-    This runs in as many processes as `outdo train` takes for the size of the model: one per thread if it is small; with
-    the option `threads`, in one.
-    """
+    """Sample, score and update; with the option `record`, also record what was trained."""
     steps = Steps(setting)
     recorder = Recorder(steps.policy, steps.objective)
     with TemporaryDirectory() as place, BackgroundWriter() as writer:

@@ -8,7 +8,7 @@ import threading
 import pytest
 from run_cases import metrics, outdo_
 
-from outdo.extras.doctor.profiling import time_table
+from outdo.extras.profiler.watcher import time_table
 from outdo.extras.record.background_writer import BackgroundWriter
 from outdo.utils.errors import RunFolderError
 

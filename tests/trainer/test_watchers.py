@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from run_cases import metrics
 
+from outdo.config import rules
 from outdo.config.file import load
-from outdo.config.names import CHECKS, WATCHERS
+from outdo.config.names import WATCHERS
 from outdo.storage import checkpoint
 from outdo.trainer.display import Display
 from outdo.trainer.resume import resume
@@ -49,7 +50,7 @@ def test_a_tracker_that_a_recipe_names_has_to_be_there(own_home: Path, monkeypat
     monkeypatch.chdir(own_home)
     recipe = load("recipe.toml", [*SETTINGS, "track=tensorboard"])
     sentence = "track: needs outdo.extras.deleted, which this installation of outdo does not have"
-    monkeypatch.setitem(CHECKS, "track", missing("check"))
+    monkeypatch.setattr(rules, "TRACKER_CHECK", missing("check"))
     with pytest.raises(UserError, match=sentence):
         load("recipe.toml", [*SETTINGS, "track=tensorboard"])
     monkeypatch.setitem(WATCHERS, "track", missing("track"))

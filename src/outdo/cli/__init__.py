@@ -1,1 +1,1 @@
-"""What the commands do that are more than a call: one file each, its arguments already read."""
+"""The command line: a table of commands, and one file for each that is core."""

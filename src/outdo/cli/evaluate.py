@@ -131,7 +131,6 @@ def command(
         engine=engine,
     )
     models = [model] if against is None else [model, against]
-    models = [model] if against is None else [model, against]
     run_eval(models, arguments, Console(), as_json=as_json)
 
 

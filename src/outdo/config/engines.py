@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.method_rules import check_name
-from outdo.config.names import BUILTIN_ENGINE, ENGINES, RAY_CHECK
+from outdo.config.names import BUILTIN_ENGINE, ENGINES, RAY_CHECK, REMOTE_ENGINE
 from outdo.config.recipe import Piece, Recipe
 from outdo.utils.extras import load_extra, missing_extra
 from outdo.utils.imports import signature_of
@@ -53,8 +53,12 @@ def engine_mistakes(piece: Piece) -> Iterator[str]:
     if piece.name == BUILTIN_ENGINE and not piece.options:
         return
     checks = {name: kind.check for name, kind in ENGINES.items()}
-    wrong_name = list(check_name("engine", piece.name, checks))
-    yield from wrong_name or _check_of(piece).options(piece.options)
+    if wrong_name := list(check_name("engine", piece.name, checks)):
+        yield from wrong_name
+    elif is_remote(piece) and (missing := missing_extra(REMOTE_ENGINE, f'engine = "{piece.name}"')):
+        yield missing
+    else:
+        yield from _check_of(piece).options(piece.options)
 
 
 def machine_mistakes(piece: Piece) -> list[str]:

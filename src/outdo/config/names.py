@@ -244,7 +244,7 @@ BUILTIN_ENGINE = "builtin"
 # ---------------------------------------------------------------------------------------------------------- the extras
 
 
-class Kind(NamedTuple):
+class ExtraKind(NamedTuple):
     """A kind of piece that an extra has: what checks its options, without torch, and what opens it."""
 
     check: str
@@ -252,18 +252,18 @@ class Kind(NamedTuple):
 
 
 ENVIRONMENTS = {
-    TOOLS: Kind("outdo.extras.tools.check:CHECK", "outdo.extras.tools.environment:TOOLS"),
-    AGENT: Kind("outdo.extras.agents.check:CHECK", "outdo.extras.agents.environment:AGENT"),
-    EPISODE: Kind("outdo.extras.episodes.check:CHECK", "outdo.extras.episodes.environment:EPISODE"),
+    TOOLS: ExtraKind("outdo.extras.tools.check:CHECK", "outdo.extras.tools.environment:TOOLS"),
+    AGENT: ExtraKind("outdo.extras.agents.check:CHECK", "outdo.extras.agents.environment:AGENT"),
+    EPISODE: ExtraKind("outdo.extras.episodes.check:CHECK", "outdo.extras.episodes.environment:EPISODE"),
 }
 """The kinds of environments: an `EnvironmentCheck` of `outdo.config.environments`, and an `EnvironmentKind` of
 `outdo.trainer.environment`."""
 
 ENGINES = {
-    BUILTIN_ENGINE: Kind(
+    BUILTIN_ENGINE: ExtraKind(
         "outdo.extras.remote_engines.check:CHECK", "outdo.extras.remote_engines.processes:open_processes"
     ),
-    "vllm": Kind("outdo.extras.vllm.check:CHECK", "outdo.extras.vllm.engine:open_vllm"),
+    "vllm": ExtraKind("outdo.extras.vllm.check:CHECK", "outdo.extras.vllm.engine:open_vllm"),
 }
 """The engines with a copy of the weights: an `EngineCheck` of `outdo.config.engines`, and what returns a maker of the
 engine. The built-in one has a copy in processes of its own."""
@@ -318,14 +318,14 @@ TRACKERS = {
     "on_end": "outdo.extras.trackers.hooks:on_end",
 }
 
-CHECKS = {"track": "outdo.extras.trackers.check:tracker_mistakes"}
-"""What yields the mistakes in the value of a setting that an extra reads, by the setting."""
+TRACKER_CHECK = "outdo.extras.trackers.check:tracker_mistakes"
+"""What yields the mistakes in the trackers of a recipe."""
 
 WATCHERS = {
     "track": "outdo.extras.trackers.watcher:tracking",
     "page": "outdo.extras.page.watcher:page",
     "record": "outdo.extras.record.recording:recording",
-    "profile": "outdo.extras.doctor.profiling:profiling",
+    "profile": "outdo.extras.profiler.watcher:profiling",
 }
 """What watches the steps of a run, by what asks for it: a setting, `--profile`, or for record and page nothing at all.
 The first one is closed last: trackers send the page."""

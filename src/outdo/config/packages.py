@@ -1,4 +1,4 @@
-"""The extras of outdo whose packages a recipe uses, and what is known not to fit among them."""
+"""The optional dependencies that a recipe uses, and what is known not to fit among them."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -8,13 +8,13 @@ from outdo.config.names import CLIENTS
 from outdo.config.recipe import Piece, Recipe
 from outdo.utils.packages import LEVELS, misfits
 
-EXTRAS: Mapping[str, Callable[[Recipe], bool]] = {
+OPTIONAL: Mapping[str, Callable[[Recipe], bool]] = {
     "adapters": lambda recipe: recipe.train.adapter is not None,
     "int8": lambda recipe: recipe.weights == "int8",
     "8bit": lambda recipe: recipe.weights == "nf4" or recipe.optim.algorithm.name == "adamw8bit",
     "ray": lambda recipe: is_placed(recipe),
 }
-"""Extras with many packages, and whether a recipe uses them. An extra of each tracker has its name."""
+"""Groups of optional dependencies with many packages, and whether a recipe uses them. Each tracker has one, too."""
 
 
 def package_faults(recipe: Recipe, *, adapter: bool = False) -> tuple[list[str], list[str]]:
@@ -22,9 +22,9 @@ def package_faults(recipe: Recipe, *, adapter: bool = False) -> tuple[list[str],
 
     `adapter` tells that its model is the folder of an adapter.
     """
-    extras = {name for name, uses in EXTRAS.items() if uses(recipe)} | ({"adapters"} if adapter else set())
-    extras |= {piece.name for piece in recipe.track if piece.name in CLIENTS}
-    found = {level: [f"packages: {each}" for each in misfits(extras) if each.level == level] for level in LEVELS}
+    groups = {name for name, uses in OPTIONAL.items() if uses(recipe)} | ({"adapters"} if adapter else set())
+    groups |= {piece.name for piece in recipe.track if piece.name in CLIENTS}
+    found = {level: [f"packages: {each}" for each in misfits(groups) if each.level == level] for level in LEVELS}
     return found["error"], found["warning"]
 
 

@@ -15,7 +15,7 @@ from outdo.config.engines import check_engine, goes_across_updates, is_remote
 from outdo.config.environments import check_environment
 from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
-from outdo.config.names import CHECKS, OBJECTIVES
+from outdo.config.names import OBJECTIVES, TRACKER_CHECK
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.rewards.right import right_rule
@@ -146,10 +146,10 @@ def _answers_across_updates(recipe: Recipe) -> Iterator[str]:
 def _trackers(recipe: Recipe) -> Iterator[str]:
     if not recipe.track:
         return
-    if missing := missing_extra(CHECKS["track"], "track"):
+    if missing := missing_extra(TRACKER_CHECK, "track"):
         yield missing
     else:
-        yield from load_extra(CHECKS["track"], "track")(recipe.track)
+        yield from load_extra(TRACKER_CHECK, "track")(recipe.track)
 
 
 def _template(recipe: Recipe) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Observe training: metrics, the token record, the page, the doctor, and `outdo explain`."""
+"""What a step did: its metrics."""

@@ -37,8 +37,8 @@ BUILTIN = {
 
 OPENED_BY = {
     "code": "outdo.extras.sandbox.code:open_code",
-    "judge": "outdo.extras.judge.reward:judge",
-    REWARD_MODEL: "outdo.extras.reward_models.online_model:reward_model",
+    "judge": BUILTIN["judge"],
+    REWARD_MODEL: BUILTIN[REWARD_MODEL],
 }
 """The code that opens a built-in reward which is more than a function of a completion: it is called with a
 `RewardContext` and the options, and returns the `Reward`."""

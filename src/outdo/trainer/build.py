@@ -29,6 +29,7 @@ from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
 from outdo.models.scorer import BatchSizes, Division, ScoringWorld, division_of
 from outdo.rewards import WeightedSum
+from outdo.rewards.capabilities import LearningReward
 from outdo.rewards.once import asked_together, is_divided
 from outdo.rewards.types import Reward
 from outdo.rollouts.engines.base import Engine
@@ -59,7 +60,7 @@ from outdo.trainer.environment import environment_notes, open_environment
 from outdo.trainer.fallbacks import fallback_warnings
 from outdo.trainer.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
 from outdo.trainer.model_notes import model_notes
-from outdo.trainer.watchers import LearningReward, Watcher
+from outdo.trainer.watchers import Watcher
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 from outdo.utils.processor_wait import share_so_far

@@ -1,31 +1,21 @@
 """Build the rewards of a recipe: functions, and reward models that several replicas may hold in parts."""
 
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from outdo.config.fields import WeightedReward
 from outdo.config.names import PLACES
 from outdo.config.recipe import Recipe
 from outdo.models.scorer import Division
 from outdo.rewards import WeightedSum
+from outdo.rewards.capabilities import LearningReward, PlacedReward
 from outdo.rewards.context import RewardContext
 from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.loading import open_reward
 from outdo.rewards.once import RewardOnce, is_divided
 from outdo.rewards.types import Reward
-from outdo.trainer.watchers import LearningReward
 from outdo.utils.extras import load_extra
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.world import World
-
-
-@runtime_checkable
-class PlacedReward(Reward, Protocol):
-    """A reward whose processes a cluster places where there is room."""
-
-    def start(self) -> str:
-        """Start its processes, after everything else of the run has reserved its place; return where they are."""
-        ...
 
 
 def rewards_of(

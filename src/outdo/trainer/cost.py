@@ -187,10 +187,10 @@ def kept(
 ) -> dict[str, int]:
     """Compute the bytes that stay during the whole run for a policy with `parameters` weights.
 
-    With an adapter, reference and critic share the frozen weights, unless they are
-    models of other folders, which are estimated as if they had as many weights. A processor also holds a copy of
-    everything that changes in a step (`outdo.trainer.state`), unless memory is short. With `cluster.shard` the replicas
-    divide all of it but an adapter, of which each has its own.
+    With an adapter, reference and critic share the frozen weights, unless they are models of other folders, which are
+    estimated as if they had as many weights. A processor also holds a copy of everything that changes in a step
+    (`outdo.trainer.state`), unless memory is short. With `cluster.shard` the replicas divide all of it but an adapter,
+    of which each has its own.
     """
     trained = parameters if adapter is None else adapter.trained
     weights = FLOAT32 * trained

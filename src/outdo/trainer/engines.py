@@ -11,7 +11,7 @@ from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.probe import choice_of
-from outdo.rollouts.engines.capabilities import PolicyOnFirst
+from outdo.rollouts.engines.capabilities import PolicyOnFirst, returns_experts
 from outdo.trainer.progress_bar import Count
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra
@@ -74,7 +74,7 @@ def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str
         return False, []
     if forward.routers is None:
         why = forward.unreachable_routers
-    elif not getattr(engine, "returns_experts", True):
+    elif not returns_experts(engine):
         why = "the engine does not return the experts that it has used"
     elif choice is not None and not choice.way.continuous:
         why = "model.generate does not return the experts that it has used"

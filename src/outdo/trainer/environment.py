@@ -22,7 +22,7 @@ from outdo.utils.extras import load_extra
 class EnvironmentKind(Protocol):
     """Opens the environments of one kind, whose recipes `outdo.config.environments` has checked.
 
-    All functions but `notes` import the user's code, and raise `UserError` with everything that is wrong with it.
+    They may import the user's code, and raise `UserError` with everything that is wrong with it.
     """
 
     def tools(self, piece: Piece) -> Sequence[dict[str, Any]]:

@@ -23,6 +23,13 @@ BUSY = 0.1
 """The share of its time without a processor from which a run says that it is not alone."""
 
 
+def _why_threads(recipe: Recipe, local: int) -> str:
+    """Return where the number of threads comes from; `local` replicas run on this machine."""
+    if recipe.threads:
+        return "set in the recipe"
+    return "as many as torch takes" if local == 1 else f"as many as torch takes, divided among {local} replicas"
+
+
 def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[str]]:
     """Return the recipe with device and threads as they are on this machine, and a note on each choice.
 
@@ -40,7 +47,7 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
     products, product_notes = choose_products(recipe, facts) if on_cpu else (recipe.gradient_products, [])
     notes = [
         f"device: {device.type} ({reason}), precision: {precision}",
-        f"threads: {threads} ({'set in the recipe' if recipe.threads else 'as many as torch takes'})",
+        f"threads: {threads} ({_why_threads(recipe, local)})",
         *product_notes,
     ]
     chosen: dict[str, Any] = {"device": device.type, "threads": threads, "weights": weights}

@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
 from outdo.algorithms.adaptive import Adaptive
+from outdo.rewards.capabilities import LearningReward
 from outdo.storage import checkpoint, free_space
 from outdo.storage.run_folder import RunFolder
 from outdo.storage.state_file import copied, state_bytes
@@ -35,7 +36,7 @@ from outdo.trainer.build import Run
 from outdo.trainer.cost import COPY_SHARE
 from outdo.trainer.micro_batch_size import free_memory
 from outdo.trainer.saving import SaveTimes
-from outdo.trainer.watchers import LearningReward, Watcher
+from outdo.trainer.watchers import Watcher
 from outdo.utils.outcome import headline
 from outdo.utils.timing import span
 from outdo.utils.world import World

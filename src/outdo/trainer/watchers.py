@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.config.names import WATCHERS
 from outdo.config.recipe import Recipe
 from outdo.data.prompts import Prompts
 from outdo.models.bundle import Models
-from outdo.rewards.types import Reward
 from outdo.trainer.display import Display
 from outdo.types import Group, Prompt, Step
-from outdo.utils.extras import load_extra, missing_extra
+from outdo.utils.errors import UserError
+from outdo.utils.extras import load_extra
 from outdo.utils.world import World
 
 
@@ -83,47 +83,27 @@ class Watcher:
         """See that a run has trained all its steps. Its folder is no longer locked."""
 
 
-@runtime_checkable
-class LearningReward(Reward, Protocol):
-    """A reward that is trained between the steps of a run."""
-
-    labels: Reward
-    """The true values, which the policy never sees."""
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether this process holds only a part of the model."""
-        ...
-
-    def after_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Learn from the groups of a step; return the metrics of that."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold. Raises `NonFiniteWeightsError` if a weight is not finite."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        ...
-
-
 def open_watchers(
     recipe: Recipe, folder: Path, display: Display, world: World, *, profile: bool, until: ExitStack
 ) -> list[Watcher]:
     """Open what watches a run in `folder`, before a model is loaded; `until` closes it.
 
-    Without `profile` no profiler is opened. What nobody has asked for is left out, with a note, where the extra that
-    has its code was deleted.
+    Without `profile` no profiler is opened. What nobody has asked for is left out, with a note, where an extra that it
+    needs was deleted.
 
     Raises: UserError and RunFolderError for what cannot be opened.
     """
     asked = {"track": bool(recipe.track), "profile": profile}
     watchers: list[Watcher] = []
     for name, spec in WATCHERS.items():
-        if name not in asked and (missing := missing_extra(spec, name)):
-            display.say(f"{missing}; the run goes without it")
-        elif asked.get(name, True):
-            opened = load_extra(spec, name)(recipe, folder, display, world)
-            watchers.append(until.enter_context(opened))
+        if not asked.get(name, True):
+            continue
+        try:
+            open_watcher = load_extra(spec, name)
+        except UserError as error:
+            if name in asked:
+                raise
+            display.say(f"{error}; the run goes without it")
+        else:
+            watchers.append(until.enter_context(open_watcher(recipe, folder, display, world)))
     return watchers

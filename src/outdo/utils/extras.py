@@ -1,8 +1,8 @@
 """Reach a part of outdo that only a recipe or a command names: the folders of `outdo.extras`, each of which may be
 deleted.
 
-The core never imports them. It has their names in tables, as `"outdo.extras.vllm.kind:VLLM"`, and imports one here when
-it is asked for.
+The core never imports them. It has their names in tables, as `"outdo.extras.vllm.engine:open_vllm"`, and imports one
+here when it is asked for.
 """
 
 import importlib
@@ -13,6 +13,8 @@ from outdo.utils.errors import UserError
 from outdo.utils.imports import split
 
 PACKAGE = "outdo.extras"
+WITH_DEPENDENCIES = frozenset({"agents", "gym", "hub", "ray"})
+"""The extras whose optional dependencies are a group of the same name."""
 
 
 def load_extra(spec: str, key: str) -> Any:
@@ -32,7 +34,8 @@ def load_extra(spec: str, key: str) -> Any:
         package, extra = str(error.name).partition(".")[0], extra_of(spec)
         if extra is None or package == PACKAGE.partition(".")[0]:
             raise
-        raise UserError([f"{key}: needs the package {package}: pip install 'outdo[{extra}]'"]) from error
+        how = f"pip install 'outdo[{extra}]'" if extra in WITH_DEPENDENCIES else "install it"
+        raise UserError([f"{key}: needs the package {package}: {how}"]) from error
 
 
 def missing_extra(spec: str, key: str) -> str | None:

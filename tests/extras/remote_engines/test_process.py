@@ -20,11 +20,9 @@ from run_cases import alive, wait_until
 
 import outdo
 import outdo.extras.remote_engines.process
-from outdo.extras.remote_engines.process import Advice, Process
+from outdo.extras.remote_engines.process import Process
 from outdo.utils.errors import WorkerError
 from outdo.utils.world import FOLDER
-
-ADVICE = Advice(fewer="fewer of them need less", without="without them nothing is sent")
 
 
 class Echo:
@@ -63,7 +61,7 @@ class Echo:
 
 @pytest.fixture
 def process() -> Iterator[Process]:
-    process = Process(1, ADVICE)
+    process = Process(1)
     process.hold(0, Echo())
     yield process
     process.close()
@@ -144,7 +142,7 @@ def test_an_error_in_another_process_names_where_it_was_raised(process: Process)
 
 
 def test_an_object_that_cannot_be_sent_is_refused_with_a_way_out(process: Process):
-    with pytest.raises(WorkerError, match=r"cannot be sent to a worker process: .*; without them nothing is sent"):
+    with pytest.raises(WorkerError, match=r"cannot be sent to a worker process: .*; .engine = .builtin.. needs none"):
         process.hold(1, lambda: None)
     process.call(0, "echo", ("next",))
     assert process.result() == "next"
@@ -156,7 +154,7 @@ def test_a_killed_process_is_an_error_and_does_not_hang(process: Process):
         process.call(0, "echo", ("late",))
         error = str(process.result())
         assert "a worker process ended in the middle of its work" in error
-        assert "if it ran out of memory, fewer of them need less" in error
+        assert "if it ran out of memory, fewer `engine.processes` need less" in error
 
 
 def test_a_process_ignores_signals_for_the_run(process: Process):
@@ -228,7 +226,7 @@ class Counter:
 
 def test_a_process_that_reads_nothing_is_killed_and_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outdo.extras.remote_engines.process, "SILENCE", 2.0)
-    process = Process(1, ADVICE)
+    process = Process(1)
     process.hold(0, Echo())
     os.kill(process._process.pid or 0, signal.SIGSTOP)
     with pytest.raises(WorkerError, match="did not read a message for 2 s, and was killed"):
@@ -239,7 +237,7 @@ def test_a_process_that_reads_nothing_is_killed_and_named(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("how", ["computing", "stopped", "stuck"])
 def test_closing_does_not_wait_for_a_process_that_does_not_end(how: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outdo.extras.remote_engines.process, "GRACE", 1.0 if how == "stuck" else 600.0)
-    process = Process(1, ADVICE)
+    process = Process(1)
     process.hold(0, Echo())
     process.call(0, "hold_the_interpreter" if how == "stuck" else "echo", ("late", 100.0))
     if how == "stopped":
@@ -275,7 +273,7 @@ def test_the_processes_of_a_killed_replica_leave_the_folder_of_its_launcher(monk
 
 
 def hold_processes(pipe: Connection) -> None:
-    processes = [Process(1, ADVICE), Process(1, ADVICE)]
+    processes = [Process(1), Process(1)]
     for process in processes:
         process.hold(0, Echo())
     pipe.send([process._process.pid for process in processes])
@@ -290,7 +288,7 @@ import outdo.extras.remote_engines.process as process
 process.PRELOADED = ["hangs"]
 process.START = 3.0
 try:
-    process.Process(1, process.Advice(fewer="", without=""))
+    process.Process(1)
 except process.WorkerError as error:
     print(error)
 """
@@ -300,7 +298,7 @@ import outdo.extras.remote_engines.process as process
 if __name__ == "__mp_main__":  # the name of this module in the child, which imports it
     time.sleep(6000)
 if __name__ == "__main__":
-    child = process.Process(1, process.Advice(fewer="", without=""))
+    child = process.Process(1)
     process.START = 3.0
     try:
         child.hold(0, "anything")
@@ -340,7 +338,7 @@ def test_a_process_that_hangs_while_it_imports_is_killed_and_named(script: str, 
 @pytest.mark.parametrize("mode", [0, 2])
 def test_a_process_uses_deterministic_algorithms_if_its_parent_does(mode: int):
     torch.set_deterministic_debug_mode(mode)
-    process = Process(1, ADVICE)
+    process = Process(1)
     process.hold(0, Echo())
     process.call(0, "deterministic", ())
     assert process.result(600.0) == mode

@@ -25,7 +25,7 @@ def die():
 launch.end_with_launcher()
 process.PRELOADED = ["hangs"]
 threading.Thread(target=die).start()
-process.Process(1, process.Advice(fewer="", without=""))
+process.Process(1)
 """
 """Is killed between the start of the server that forks its processes, and the first of them."""
 

@@ -20,7 +20,6 @@ from rich.table import Table
 
 from outdo.cli.answering import answering
 from outdo.cli.arguments import Engine
-from outdo.cli.commands import COMMANDS
 from outdo.cli.output import program
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
 from outdo.cli.train import run_train
@@ -59,6 +58,7 @@ TASKS: Mapping[str, Task] = {
 CARELESS: Mapping[str, Task] = {"sentences": sentences.CARELESS_TASK}
 """The same with a careless reward, by the same names."""
 
+DOCTOR = "outdo.extras.doctor.command:run_doctor"
 REWARD = "reward.py"
 """The file of a task's reward, in its folder."""
 ANSWERED, SHOWN = 32, 3  # questions that are answered before and after, and those of them that are shown
@@ -167,7 +167,7 @@ def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Pat
     return paths
 
 
-def fine_tune(task: Task, small: SmallModel, folder: Path, data: Path, seed: int, display: Display) -> Path:
+def fine_tune(small: SmallModel, folder: Path, data: Path, seed: int, display: Display) -> Path:
     """Fine-tune the small model in a folder on the examples of a file; return the folder."""
     optimiser = replace(settings.WARM_START, total=small.steps)
     make_deterministic("cpu")
@@ -235,9 +235,8 @@ def conclude(run: Path, model: Path, questions: Path, display: Display) -> None:
     for question, *both in answered[:SHOWN]:
         table.add_row(*map(escape, (question, *map(str, both))))
     display.console.print(table)
-    doctor = COMMANDS["doctor"].function
-    if missing_extra(doctor, "doctor") is None:
-        load_extra(doctor, "doctor")([run])
+    if missing_extra(DOCTOR, "doctor") is None:
+        load_extra(DOCTOR, "doctor")([run], display.console)
     display.say(f"the run is in {run}; training took {summary['seconds']:.0f} s. Try next:")
 
 
@@ -252,7 +251,7 @@ def _prepare(
     new = build(warm.with_name("new"), seed, tokens=small.tokens, is_chat=small.is_chat)
     _check([*arguments, f"model={new}"])
     display.say(f"building a model and fine-tuning it on examples in which {small.teacher}")
-    fine_tune(task, small, new, examples, seed, display).rename(warm)
+    fine_tune(small, new, examples, seed, display).rename(warm)
 
 
 def _recorded(run: Path, step: int) -> tuple[list[str], list[Shown], list[Shown]]:

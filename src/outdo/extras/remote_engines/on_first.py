@@ -13,7 +13,7 @@ from typing import TypeVar
 from outdo.extras.remote_engines.remote import RestartableEngine
 from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
-from outdo.rollouts.engines.capabilities import notes_of
+from outdo.rollouts.engines.capabilities import notes_of, returns_experts
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
@@ -48,7 +48,7 @@ class EngineOnFirst:
     @property
     def returns_experts(self) -> bool:
         """Whether the engine returns the experts that it has used."""
-        return getattr(self.engine, "returns_experts", True)
+        return returns_experts(self.engine)
 
     def notes(self) -> list[str]:
         """Return what the engine has to say."""

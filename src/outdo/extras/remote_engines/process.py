@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from threading import Thread, Timer
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.multiprocessing
 from torch import Tensor
@@ -51,19 +51,15 @@ START = 600.0
 """Seconds that the fork server, and a process until its first sign of life, may take: they import torch."""
 PATIENCE = 600.0
 """Seconds without progress that a call may take in another process."""
+FEWER = "fewer `engine.processes` need less"
+WITHOUT = '`engine = "builtin"` needs none'
+"""What the errors of a process recommend."""
 GRACE = 5.0
 """Seconds in which a process should end by itself. It holds nothing that has to be saved."""
 
 _NUMBER = struct.Struct("!q")
 """The number of a request, before its answer."""
 _INTERRUPTED = "a message between worker processes was interrupted in the middle; start the run again"
-
-
-class Advice(NamedTuple):
-    """What the errors of a process recommend: they depend on the setting that starts it."""
-
-    fewer: str  # if memory is short
-    without: str
 
 
 def results_of(processes: Sequence["Process"], seconds: float) -> list[Any]:
@@ -84,8 +80,7 @@ class Process:
     An object may have an attribute `progress`, a number that changes while one of its methods gets on.
     """
 
-    def __init__(self, threads: int, advice: Advice) -> None:
-        self._advice = advice
+    def __init__(self, threads: int) -> None:
         context = torch.multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         if sys.platform == "linux":
             context.set_forkserver_preload(PRELOADED)
@@ -94,10 +89,10 @@ class Process:
         arguments = (theirs, their_heartbeats, _own_temporary_folder(), threads, torch.get_deterministic_debug_mode())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
-            with _fork_server_in_time(advice):
+            with _fork_server_in_time():
                 self._process.start()
         except (OSError, EOFError) as error:
-            raise WorkerError(_not_started(error, advice)) from error
+            raise WorkerError(_not_started(error)) from error
         theirs.close()
         their_heartbeats.close()
         self._started = False  # whether there was a sign of life
@@ -115,9 +110,7 @@ class Process:
         try:
             pickled = ForkingPickler.dumps(part)  # shares the memory of tensors; `_pickle_copy` copies it
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise WorkerError(
-                f"the model cannot be sent to a worker process: {error}; {self._advice.without}"
-            ) from error
+            raise WorkerError(f"the model cannot be sent to a worker process: {error}; {WITHOUT}") from error
         self.call(name, "hold", (bytes(pickled),))
         result = self.result()
         if isinstance(result, BaseException):
@@ -163,7 +156,7 @@ class Process:
             self._process.join(1.0)
             return WorkerError(
                 f"a worker process ended in the middle of its work (exit status {self._process.exitcode}); "
-                f"if it ran out of memory, {self._advice.fewer}"
+                f"if it ran out of memory, {FEWER}"
             )
         if answer[: _NUMBER.size] != _NUMBER.pack(awaited):
             return WorkerError("a worker process sent an answer that belongs to another request")
@@ -241,7 +234,7 @@ def _send_heartbeats(pipe: Connection, held: Mapping[int, Any], temporary_folder
 
 
 @contextlib.contextmanager
-def _fork_server_in_time(advice: Advice) -> Iterator[None]:
+def _fork_server_in_time() -> Iterator[None]:
     """Kill the server that forks the processes if it does not start one within `START` seconds, or if that ends by an
     error: while it imports what the processes need, it would not notice that this process ends.
 
@@ -256,7 +249,7 @@ def _fork_server_in_time(advice: Advice) -> Iterator[None]:
     except BaseException as error:
         if late:
             message = f"process {late[0]}, which starts the worker processes, did not do so within {START:g} s"
-            raise WorkerError(f"{message}, and was killed; {advice.without}") from error
+            raise WorkerError(f"{message}, and was killed; {WITHOUT}") from error
         _kill_fork_server()
         raise
     finally:
@@ -274,9 +267,9 @@ def _kill_fork_server() -> list[int]:
     return [pid]
 
 
-def _not_started(error: OSError | EOFError, advice: Advice) -> str:
+def _not_started(error: OSError | EOFError) -> str:
     where = f"its socket is in {util.get_temp_dir()}; if this path is too long, set TMPDIR to a shorter one"
-    return f"a worker process cannot be started: {error} ({where}); {advice.without}"
+    return f"a worker process cannot be started: {error} ({where}); {WITHOUT}"
 
 
 def _own_temporary_folder() -> str:

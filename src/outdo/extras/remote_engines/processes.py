@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +20,9 @@ from torch import Tensor, nn
 
 from outdo.extras.remote_engines.devices import devices_of, on_this_machine
 from outdo.extras.remote_engines.divide import Places, in_order
-from outdo.extras.remote_engines.process import PATIENCE, Advice, Process, results_of
+from outdo.extras.remote_engines.process import PATIENCE, Process, results_of
 from outdo.extras.remote_engines.remote import TIMEOUT
+from outdo.extras.remote_engines.weights_folder import SHARED_MEMORY
 from outdo.models.adapter import trained_weights
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
@@ -36,12 +36,6 @@ from outdo.utils.errors import DeliveryError, EngineError, EngineLostError, Work
 from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.rng import Stream
 from outdo.utils.world import World
-
-SHARED_MEMORY = Path("/dev/shm")
-ADVICE = Advice(
-    fewer="fewer `engine.processes` need less",
-    without='`engine = "builtin"` needs none',
-)
 
 
 def open_processes(
@@ -169,7 +163,7 @@ class BuiltinProcesses:
 
     def _start(self, shared: "SharedCopy") -> None:
         try:
-            self._processes = [Process(self.threads, ADVICE) for _ in self.devices]
+            self._processes = [Process(self.threads) for _ in self.devices]
             for process, device in zip(self._processes, self.devices, strict=True):
                 view = shared.view(self.policy, device)
                 process.hold(0, EngineInProcess(view, shared.trained, seed=self.seed, choice=self.choice))

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from outdo.extras.remote_engines.proof import Proof
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
-from outdo.rollouts.engines.capabilities import DividesEpisodes, end_episodes, notes_of
+from outdo.rollouts.engines.capabilities import DividesEpisodes, end_episodes, notes_of, returns_experts
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineLostError
@@ -112,7 +112,7 @@ class RemoteEngine:
     @property
     def returns_experts(self) -> bool:
         """Whether the engine returns the experts that it has used."""
-        return getattr(self.engine, "returns_experts", True)
+        return returns_experts(self.engine)
 
     def notes(self) -> list[str]:
         """Return how far the engine is from the policy, and what the engine itself has to say."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -10,9 +10,6 @@ from outdo.models.adapter import on_same_base, with_own_frozen
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
-
-Item = TypeVar("Item")
-Played = TypeVar("Played")
 
 
 class Engine(Protocol):

@@ -76,6 +76,11 @@ def divide_episodes(
     return engine.divide_episodes(groups, play) if isinstance(engine, DividesEpisodes) else play(engine, groups)
 
 
+def returns_experts(engine: Engine) -> bool:
+    """Return whether an engine returns the experts that it has used: an attribute of that name says if it does not."""
+    return getattr(engine, "returns_experts", True)
+
+
 class PolicyOnFirst(Protocol):
     """A policy of several replicas, as an engine that only the first one uses reads it."""
 

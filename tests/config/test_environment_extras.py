@@ -3,7 +3,7 @@
 import pytest
 
 from outdo.config.environments import environment_mistakes, kind_of
-from outdo.config.names import AGENT, ENVIRONMENTS, EPISODE, TOOLS, Kind
+from outdo.config.names import AGENT, ENVIRONMENTS, EPISODE, TOOLS, ExtraKind
 from outdo.config.recipe import Piece
 from outdo.trainer.environment import tools_of
 from outdo.utils.errors import UserError
@@ -32,7 +32,7 @@ def test_each_kind_has_a_check_and_what_opens_it_in_the_same_folder(pieces):
 
 @pytest.mark.parametrize("deleted", [TOOLS, AGENT, EPISODE])
 def test_a_deleted_kind_is_one_sentence(pieces, monkeypatch, deleted):
-    monkeypatch.setitem(ENVIRONMENTS, deleted, Kind(*["outdo.extras.deleted.check:CHECK"] * 2))
+    monkeypatch.setitem(ENVIRONMENTS, deleted, ExtraKind(*["outdo.extras.deleted.check:CHECK"] * 2))
     said = "needs outdo.extras.deleted, which this installation of outdo does not have"
     found = {kind: list(environment_mistakes(piece)) for kind, piece in pieces.items()}
     assert found == {kind: [f"environment: {said}"] * (kind == deleted) for kind in pieces}
