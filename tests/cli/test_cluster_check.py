@@ -10,7 +10,8 @@ from run_cases import Command, Replicas, outdo_, write_home
 
 from outdo.config.file import load
 from outdo.extras.ray.cluster import connected
-from outdo.extras.ray.cluster_check import Report, look, network_hints, placed_rewards, problems
+from outdo.extras.ray.rewards import placed_rewards
+from outdo.extras.replicas.cluster_check import Report, look, network_hints, problems
 from outdo.utils.errors import EngineError, UserError
 from outdo.utils.world import Alone
 

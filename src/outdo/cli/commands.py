@@ -88,7 +88,7 @@ COMMANDS: Mapping[str, CommandRow] = {
     ),
     "cluster check": CommandRow(
         "Check the processes and machines of a run, without loading the model; also started by torchrun.",
-        "outdo.extras.ray.command:command",
+        "outdo.extras.replicas.cluster_command:command",
     ),
     "env try": CommandRow(
         "Play one episode of the recipe's environment, and show its tokens: which are trained, and which are read.",

@@ -286,6 +286,9 @@ RAY_CHECK = "outdo.extras.ray.check:ray_mistakes"
 PLACES = {"ray": "outdo.extras.ray.rewards:RayReward"}
 """Where the worker processes of a reward may run, other than on this machine."""
 
+PLACED_REWARDS = "outdo.extras.ray.rewards:placed_rewards"
+"""What finds out whether there is room for the rewards that a recipe places."""
+
 REPLICAS = "outdo.extras.replicas.command:run_by_replicas"
 """What starts the several processes of a run, and lets each of them meet the others."""
 

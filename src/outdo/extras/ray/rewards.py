@@ -8,6 +8,7 @@ is started, in what is reserved for it, and the same completions are scored agai
 import io
 import math
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -15,13 +16,15 @@ from threading import Lock
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
+from outdo.config.engines import RAY_ADDRESS, reward_place_mistakes
+from outdo.config.recipe import Recipe
 from outdo.extras.ray import cluster
-from outdo.extras.ray.cluster import connected
+from outdo.extras.ray.cluster import connected, joins
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.loading import BUILTIN, load_reward, processes_of
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value
 from outdo.rewards.worker import WorkerReward
-from outdo.utils.errors import EngineLostError, RewardError, UserError, WorkerError
+from outdo.utils.errors import EngineError, EngineLostError, RewardError, UserError, WorkerError
 from outdo.utils.reward_names import name_and_source
 
 RESTARTS = 2
@@ -205,3 +208,30 @@ class RewardActor:
             return self.reward(inputs)
         finally:
             DEADLINE.reset(token)
+
+
+def placed_rewards(recipe: Recipe) -> tuple[str, list[str]]:
+    """Return what was found for the rewards that Ray places, and what keeps them from a run; nothing without any.
+
+    Of a cluster that runs already (RAY_ADDRESS), their CPUs are reserved for a moment. Otherwise the run starts a Ray
+    of its own, which takes them all.
+    """
+    if mistakes := reward_place_mistakes(recipe):
+        return "", mistakes
+    specs = [{"name": each.name, **recipe.options_of(each)} for each in recipe.rewards if each.place]
+    rewards = [RayReward(spec, **recipe.reward_limits.of_workers) for spec in specs]
+    if not rewards:
+        return "", []
+    wanted = ", ".join(f"{reward.name} ({reward.processes} CPU)" for reward in rewards)
+    try:
+        if not joins():
+            cores = os.cpu_count() or 1
+            return f"{wanted}: in a Ray that the run starts on {socket.gethostname()}, with {cores} CPU cores", []
+        where = f"the Ray cluster {RAY_ADDRESS}={os.environ[RAY_ADDRESS]}"
+        rewards[0].reserve()  # all of them
+        return f"{wanted}: {where} has room", []
+    except EngineError as error:
+        return "", [f"rewards: {error}"]
+    finally:
+        for reward in rewards:
+            reward.close()

@@ -12,15 +12,11 @@ from typing import Any
 
 import torch
 
-from outdo.config.engines import RAY_ADDRESS, reward_place_mistakes
-from outdo.config.recipe import Recipe
-from outdo.extras.ray.cluster import joins
-from outdo.extras.ray.rewards import RayReward
 from outdo.extras.replicas.launch import LOOPBACK
 from outdo.extras.replicas.network import INTERFACE
 from outdo.storage.provenance import versions
 from outdo.trainer.hardware import device_memory
-from outdo.utils.errors import EngineError, UserError
+from outdo.utils.errors import UserError
 from outdo.utils.world import World
 
 APART = 1.0
@@ -87,33 +83,6 @@ def problems(reports: Sequence[Report]) -> list[str]:
                 "put it on a file system that all machines share, or `outdo resume` cannot read the checkpoints"
             )
     return found
-
-
-def placed_rewards(recipe: Recipe) -> tuple[str, list[str]]:
-    """Return what was found for the rewards that Ray places, and what keeps them from a run; nothing without any.
-
-    Of a cluster that runs already (RAY_ADDRESS), their CPUs are reserved for a moment. Otherwise the run starts a Ray
-    of its own, which takes them all.
-    """
-    if mistakes := reward_place_mistakes(recipe):
-        return "", mistakes
-    specs = [{"name": each.name, **recipe.options_of(each)} for each in recipe.rewards if each.place]
-    rewards = [RayReward(spec, **recipe.reward_limits.of_workers) for spec in specs]
-    if not rewards:
-        return "", []
-    wanted = ", ".join(f"{reward.name} ({reward.processes} CPU)" for reward in rewards)
-    try:
-        if not joins():
-            cores = os.cpu_count() or 1
-            return f"{wanted}: in a Ray that the run starts on {socket.gethostname()}, with {cores} CPU cores", []
-        where = f"the Ray cluster {RAY_ADDRESS}={os.environ[RAY_ADDRESS]}"
-        rewards[0].reserve()  # all of them
-        return f"{wanted}: {where} has room", []
-    except EngineError as error:
-        return "", [f"rewards: {error}"]
-    finally:
-        for reward in rewards:
-            reward.close()
 
 
 def network_hints() -> list[str]:

@@ -9,13 +9,15 @@ from rich.table import Table
 
 from outdo.cli.arguments import Settings, recipe_and_overrides
 from outdo.config.file import load
+from outdo.config.names import PLACED_REWARDS
 from outdo.config.recipe import RUNS, Recipe, run_folder
 from outdo.extras.replicas.launch import end_with_launcher, launch
 from outdo.utils.errors import UserError, WorkerError
+from outdo.utils.extras import load_extra
 from outdo.utils.world import ALONE, World, started_replicas
 
 if TYPE_CHECKING:
-    from outdo.extras.ray.cluster_check import Report
+    from outdo.extras.replicas.cluster_check import Report
 
 
 def command(
@@ -37,7 +39,7 @@ def command(
         if recipe is not None and recipe.cluster.replicas > 1:
             return launch(recipe.cluster.replicas, ["cluster", "check", *(settings or []), f"--timeout={timeout}"])
         return _check(recipe, _files(settings, recipe), ALONE, console)
-    from outdo.extras.ray.cluster_check import network_hints
+    from outdo.extras.replicas.cluster_check import network_hints
     from outdo.extras.replicas.replicas import join
 
     try:
@@ -68,12 +70,14 @@ def _files(settings: list[str] | None, recipe: Recipe | None) -> list[str]:
 
 
 def _check(recipe: Recipe | None, files: list[str], world: World, console: Console) -> int:
-    from outdo.extras.ray.cluster_check import look, placed_rewards, problems
+    from outdo.extras.replicas.cluster_check import look, problems
 
     runs = run_folder(recipe.run) if recipe and recipe.run else RUNS
     reports = look(runs, files, world)
     console.print(_table(reports))
-    placed, mistakes = placed_rewards(recipe) if recipe and world.first else ("", [])
+    placed, mistakes = "", list[str]()
+    if recipe and world.first and any(reward.place for reward in recipe.rewards):
+        placed, mistakes = load_extra(PLACED_REWARDS, "rewards.place")(recipe)
     if placed:
         console.print(f"rewards that Ray places: {placed}", markup=False, highlight=False, soft_wrap=True)
     found = [*problems(reports), *mistakes]
