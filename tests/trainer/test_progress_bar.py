@@ -12,6 +12,7 @@ from run_cases import write_home, write_rows
 from tqdm import tqdm
 
 from outdo.cli import main
+from outdo.cli.commands import COMMANDS
 from outdo.cli.train import run_train
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -98,7 +99,8 @@ def test_supervised_training_on_a_terminal_shows_that_it_loads_and_tokenises(
     monkeypatch.chdir(write_home(tmp_path))
     write_rows(tmp_path / "rows.jsonl", [{name: f"{name} {n}" for name in columns} for n in range(4)])
     display = partial(Display, Console(file=(screen := StringIO()), force_terminal=True))
-    monkeypatch.setattr(f"outdo.cli.{command.replace('-', '_')}.Display", display)
+    module = COMMANDS[command].function.partition(":")[0]
+    monkeypatch.setattr(f"{module}.Display", display)
     arguments = ["model", "--data=rows.jsonl", "--out=made", "--steps=1", "--batch=2", "--lr=0.01", "--device=cpu"]
     assert main.app([command, *arguments], standalone_mode=False) == 0
     for what in ("loading model", *shown):

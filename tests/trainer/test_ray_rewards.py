@@ -1,6 +1,7 @@
 """A reward in an actor of Ray: the outputs of a local one, also after the actor or its worker has ended or hangs."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -57,7 +58,7 @@ def placed(folder: Path) -> Iterator[RayReward]:
         patch.setattr(os, "cpu_count", lambda: 8)  # room for the rewards of all tests
         reward.start()
     yield reward
-    of_ray = [each for each in family(os.getpid()) if b"ray" in command_line(each)]
+    of_ray = [each for each in family(os.getpid()) if re.search(b"ray::|/ray/", command_line(each))]
     started = [*of_ray, *workers()]
     assert len(actors()) == 1 == len(workers())
     reward.close()
