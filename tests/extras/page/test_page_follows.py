@@ -33,6 +33,7 @@ def followed(browser: Browser, *runs: Path) -> Iterator[Page]:
     token = secrets.token_urlsafe(8)
     server = uvicorn.Server(uvicorn.Config("", host="127.0.0.1", port=0, log_level="critical", ws="none"))
     sockets = [server.config.bind_socket()]
+    sockets[0].listen()  # so that the browser may ask before the thread has begun to serve
     port = sockets[0].getsockname()[1]
     server.config.app = app(runs, port=port, token=token)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
