@@ -185,7 +185,7 @@ def learn(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> Rewar
 
 def estimate(recipe: Recipe, way: Way) -> int:
     """Return the bytes that a plan expects on a device, with its part of main memory if that is used."""
-    count = recipe.cluster.replicas
+    count = recipe.cluster.world_size
     if way.reward:
         parts = reward_memory(reward_sizes(recipe), recipe)
         return cost.peak(parts) - parts.get("copy of the last finished step", 0)  # nothing is saved here

@@ -29,10 +29,16 @@ class Implementation:
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     each.name: each
     for each in (
-        Implementation(name="outdo", about="a step as `outdo train` makes it", run="benchmarks.suite.outdo_side:step"),
+        Implementation(
+            name="outdo",
+            about="a step as `outdo train` makes it: of a small model, in one process per thread",
+            run="benchmarks.suite.outdo_side:step",
+            options={"processes": True},
+        ),
+        Implementation(name="outdo-threads", about="the same, in one process", run="benchmarks.suite.outdo_side:step"),
         Implementation(
             name="outdo-record",
-            about="the same, recording what is trained",
+            about="outdo-threads, recording what is trained",
             run="benchmarks.suite.outdo_side:step",
             options={"record": True},
         ),

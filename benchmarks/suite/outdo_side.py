@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from benchmarks.suite.processes import rank, start_others
 from benchmarks.suite.roofline import Weights
 from benchmarks.suite.setting import Setting, Turn, Turns
 from benchmarks.suite.work import (
@@ -25,9 +26,12 @@ from benchmarks.suite.work import (
 )
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
+from outdo.cli.processes import MOST, SMALL_MODEL
 from outdo.extras.record.background_writer import BackgroundWriter
 from outdo.extras.record.parquet import make_folder
 from outdo.extras.record.recorder import Recorder
+from outdo.extras.replicas.engine import ReplicatedEngine
+from outdo.extras.replicas.replicas import join
 from outdo.extras.vllm.engine import vllm
 from outdo.loop import in_turn, train
 from outdo.models.adapter import attach
@@ -47,6 +51,8 @@ from outdo.utils.malloc import disable_trim
 from outdo.utils.rng import Stream
 
 LR = 1e-6
+TIMEOUT = 3600.0
+"""Seconds that a replica waits for the next turn of the first one."""
 VLLM = ".venv-vllm/bin/python"
 """Where `make vllm` installs it."""
 
@@ -119,14 +125,24 @@ class EveryOther:
 
 
 def prepared(setting: Setting) -> tuple[EndlessPolicy, Weights, Engine]:
-    """The policy of a case, the sizes of its model, and the engine that samples from it, as `outdo train` has them."""
+    """The policy of a case, the sizes of its model, and the engine that samples from it, as `outdo train` has them.
+
+    With the option `processes`, a small model has a replica for each thread, and this is one of them.
+    """
     model = model_of(setting)
     weights = weights_of(model)
+    several = setting.options.get("processes") and setting.device == "cpu" and weights.all <= SMALL_MODEL
+    replicas = min(setting.threads, MOST, setting.case.prompts) if several else 1
     if adapter := adapter_of(setting):
         attach(model, adapter)
-    torch.set_num_threads(setting.threads)
+    torch.set_num_threads(setting.threads // replicas)
     disable_trim()
     settings = OptimiserSettings(lr=LR)
+    if replicas > 1:
+        start_others("outdo", setting, replicas)
+        world = join(timeout=TIMEOUT)
+        policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, world=world)
+        return policy, weights, ReplicatedEngine(BuiltinEngine(policy), world)
     measured = fastest_gradients(matrices_of(model)) if setting.device == "cpu" else None
     gradients = ONEDNN if measured is None else measured.gradients
     policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, gradients=gradients)
@@ -181,6 +197,9 @@ class Steps:
 def step(setting: Setting, turns: Turns) -> None:
     """Sample, score and update; with the option `record`, also record what was trained."""
     steps = Steps(setting)
+    if rank():
+        for _ in steps.steps:  # until the first replica has ended
+            pass
     recorder = Recorder(steps.policy, steps.objective)
     with TemporaryDirectory() as place, BackgroundWriter() as writer:
         folder = Path(place)

@@ -4,10 +4,6 @@ A step is timed from `on_step_begin` to `on_step_end`: sampling, rewards, log-pr
 between steps (data loader, logs) is not counted.
 """
 
-import os
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +16,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.suite.outdo_side import LR
+from benchmarks.suite.processes import rank, start_others
 from benchmarks.suite.setting import Setting, Turn, Turns
 from benchmarks.suite.work import (
     ForcedLengths,
@@ -48,7 +45,7 @@ class TurnCallback(TrainerCallback):
     def __init__(self, setting: Setting, turns: Turns) -> None:
         self.setting = setting
         self.turns = turns
-        self.first = _rank() == 0
+        self.first = rank() == 0
         self.sampling = 0.0
         self.began = 0.0
 
@@ -91,13 +88,13 @@ def step(setting: Setting, turns: Turns) -> None:
     tuned, several = options.pop("tuned", False), options.pop("processes", False)
     processes = setting.threads if several else 1
     if processes > 1:
-        _start_others(setting, processes)
+        start_others("trl-processes", setting, processes, {"ACCELERATE_USE_CPU": "true"})
         torch.set_num_threads(1)
     case, model = setting.case, model_of(setting)
     answers = case.prompts * case.group // processes  # of this process
     tokenizer = tokenizer_of(model)
     callback = TurnCallback(setting, turns)
-    start = _rank() * answers
+    start = rank() * answers
     callback.time_sampling(model, (case.answers * case.prompts)[start : start + answers])
     batch = min(options.pop("micro_batch", answers if tuned else USUAL_BATCH), answers)
     disable_progress_bars()
@@ -138,26 +135,6 @@ def _every_other(completions: list[str], **columns: Any) -> list[float | None]:
     return [reward_of(index) for index in range(len(completions))]
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 def _together() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
-
-
-def _start_others(setting: Setting, processes: int) -> None:
-    """Start the other processes of a data-parallel run, as `torchrun` does; they end with this one's connection."""
-    if "RANK" in os.environ:
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    for rank in range(1, processes):
-        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "benchmarks.suite.worker", "trl-processes", setting.dumps()]
-        subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    os.environ.update(shared, RANK="0", LOCAL_RANK="0")

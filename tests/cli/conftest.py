@@ -100,7 +100,9 @@ def short_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = TASKS["sums"]
     assert sums.small
     short = replace(sums.small, steps=2)
-    monkeypatch.setitem(TASKS, "sums", replace(sums, small=short, threads=1, steps=2, prompts=2, rows=8, max_tokens=8))
+    monkeypatch.setitem(
+        TASKS, "sums", replace(sums, small=short, threads=1, replicas=1, steps=2, prompts=2, rows=8, max_tokens=8)
+    )
 
 
 @pytest.fixture

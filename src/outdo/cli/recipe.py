@@ -61,7 +61,7 @@ def probe_machine(recipe: Recipe) -> Machine:
             errors += [f"train.adapter: {line}" for line in str(error).splitlines()]
     try:
         memory = device_memory(recipe.device)
-        errors += device_mistakes(recipe.engine, recipe.device, replicas=recipe.cluster.replicas)
+        errors += device_mistakes(recipe.engine, recipe.device, replicas=recipe.cluster.world_size)
     except UserError as error:
         errors += error.problems
     prediction = None if errors else _prediction(recipe)

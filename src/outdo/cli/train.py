@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from outdo.cli.arguments import Profile, Restarts, Settings
-from outdo.cli.processes import run_in_processes
+from outdo.cli.processes import run_in_processes, with_replicas
 from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of
+from outdo.config.file import load_saved
 from outdo.config.recipe import Recipe, run_folder
 from outdo.trainer.display import Display
 from outdo.trainer.preflight import check
@@ -46,16 +47,22 @@ def run_train(
     `dry_run` samples and shows one group only, `resume` goes on where a run of this recipe has ended, if its folder
     holds one. For `restarts` see `outdo.extras.replicas.launch`.
     """
-    recipe = recipe_of(settings)
-    if mistakes := _mistakes(recipe, dry_run=dry_run, resume=resume, restarts=restarts):
+    given = recipe_of(settings)
+    if mistakes := _mistakes(given, dry_run=dry_run, resume=resume, restarts=restarts):
         raise UserError(mistakes)
-    name = recipe.run or free_run_name(Path(recipe.model).name)
+    name = given.run or free_run_name(Path(given.model).name)
     folder = run_folder(name)
+    goes_on = resume and (folder / "recipe.toml").is_file()
+    recipe = given if dry_run else with_replicas(given, load_saved(folder) if goes_on else None)
     train = partial(_train, recipe, folder, profile=profile, dry_run=dry_run, resume=resume)
     if dry_run:
         return train(display, ALONE)
     profiled = ["--profile"] if profile else []
-    start = ["train", *(settings or []), f"run={name}", *profiled, *(["--resume"] if resume else [])]
+    count = recipe.cluster.world_size
+    if count > 1 and given.cluster.replicas is None:
+        display.say(f"replicas: {count}, the fastest way to train a small model here (cluster.replicas = 1 for one)")
+    start = ["train", *(settings or []), f"cluster.replicas={count}", f"run={name}", *profiled]
+    start += ["--resume"] * resume
 
     def go_on() -> list[str]:
         if (folder / "recipe.toml").is_file():

@@ -19,7 +19,7 @@ def check_attention(recipe: Recipe) -> Iterator[str]:
     yield from option_mistakes("attention", name, options, checks={"replicas": REPLICAS} if name == ULYSSES else {})
     if name != ULYSSES:
         return
-    replicas, share = recipe.cluster.replicas, options.get("replicas", recipe.cluster.replicas)
+    replicas, share = recipe.cluster.world_size, options.get("replicas", recipe.cluster.world_size)
     if replicas == 1:
         yield f'attention = "{ULYSSES}": replicas share each sequence; set cluster.replicas to 2 or more'
     elif REPLICAS[0](share) and replicas % share:
@@ -28,7 +28,7 @@ def check_attention(recipe: Recipe) -> Iterator[str]:
 
 def sequence_replicas(recipe: Recipe) -> int:
     """Return how many replicas share each sequence; 1 if each of them computes sequences of its own."""
-    all_of_them = recipe.cluster.replicas
+    all_of_them = recipe.cluster.world_size
     return int(recipe.attention.options.get("replicas", all_of_them)) if recipe.attention.name == ULYSSES else 1
 
 

@@ -8,7 +8,7 @@ from outdo.utils.extras import missing_extra
 
 NEEDED_BY: Mapping[str, tuple[str, Callable[[Recipe], bool]]] = {
     "train.max_staleness": (ASYNCHRONOUS, lambda recipe: recipe.train.max_staleness > 0),
-    "cluster.replicas": (REPLICATED_ENGINE, lambda recipe: recipe.cluster.replicas > 1),
+    "cluster.replicas": (REPLICATED_ENGINE, lambda recipe: recipe.cluster.world_size > 1),
 }
 """Settings, the code that each needs, and whether a recipe uses it."""
 

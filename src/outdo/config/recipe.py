@@ -270,8 +270,10 @@ class Checkpoint(Section):
 class Cluster(Section):
     """The processes of a run that each hold all models."""
 
-    replicas: Count = Field(
-        default=1, description="processes that each hold all models, and divide sampling and training; see cluster.md"
+    replicas: Count | None = Field(
+        default=None,
+        description="processes that each hold all models, and divide sampling and training; unset: 1, or one per core "
+        "(at most 4) for a small model on a CPU; see cluster.md",
     )
     shard: Division = Field(
         default=Shard(on=False),
@@ -281,6 +283,11 @@ class Cluster(Section):
     timeout: Positive = Field(
         default=1800.0, description="longest time that a replica waits for another one, in seconds"
     )
+
+    @property
+    def world_size(self) -> int:
+        """The number of replicas; 1 until `outdo train` has chosen a number."""
+        return self.replicas or 1
 
 
 class Record(Section):

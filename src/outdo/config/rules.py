@@ -226,7 +226,7 @@ def _schedule_with_fewer_steps(recipe: Recipe) -> Iterator[str]:
 
 
 def _divided_among_one(recipe: Recipe) -> Iterator[str]:
-    if recipe.cluster.shard and recipe.cluster.replicas == 1:
+    if recipe.cluster.shard and recipe.cluster.world_size == 1:
         yield "cluster.shard = true: has no effect with cluster.replicas = 1"
 
 

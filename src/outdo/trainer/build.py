@@ -305,7 +305,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, wor
             policy,
             longest=cost.longest_sequence(recipe),
             reserved=sum(size for name, size in parts.items() if not name.startswith("weights")),
-            replicas=recipe.cluster.replicas,
+            replicas=recipe.cluster.world_size,
             share=sequence_replicas(recipe),
         )
         tokens, why = world.together(find)[0]  # divided models are run by all

@@ -239,7 +239,7 @@ def share_of_one(recipe: Recipe) -> float:
     """Return the share of the models that a device holds: with parts in main memory, a GPU holds nothing of them."""
     if not recipe.cluster.shard:
         return 1.0
-    return 0.0 if recipe.cluster.shard.offload and not on_cpu(recipe) else 1 / recipe.cluster.replicas
+    return 0.0 if recipe.cluster.shard.offload and not on_cpu(recipe) else 1 / recipe.cluster.world_size
 
 
 def gathered(
@@ -249,7 +249,7 @@ def gathered(
 
     If it is `trained`, so many gradients exist as well, unless an adapter freezes it. None if models are not divided.
     """
-    is_divided = recipe.cluster.shard and recipe.cluster.replicas > 1
+    is_divided = recipe.cluster.shard and recipe.cluster.world_size > 1
     if not (is_divided and facts.parameters and facts.layers and layers):
         return None
     size = FLOAT32 * facts.parameters if adapter is None else adapter.base

@@ -37,13 +37,14 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[st
     """
     device, reason = choose_device(recipe.device)
     make_deterministic(device)
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if recipe.cluster.replicas > 1 else 1  # replicas on this machine
+    several = recipe.cluster.world_size > 1
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if several else 1  # replicas on this machine
     threads = recipe.threads or max(1, torch.get_num_threads() // local)
     torch.set_num_threads(threads)
     disable_trim()
     precision = resolve_precision(recipe.precision, device)
     weights = resolve_weights(recipe, facts)
-    on_cpu = device.type == "cpu" and precision == "float32" and recipe.cluster.replicas == 1
+    on_cpu = device.type == "cpu" and precision == "float32" and not several
     products, product_notes = choose_products(recipe, facts) if on_cpu else (recipe.gradient_products, [])
     notes = [
         f"device: {device.type} ({reason}), precision: {precision}",

@@ -244,8 +244,8 @@ def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     if is_remote(recipe.engine):
         yield f"engine: {recipe.engine.name} has memory of its own, which the estimate leaves out"
-    if recipe.cluster.replicas > 1:
-        yield f"memory: that of each of the {recipe.cluster.replicas} replicas"
+    if recipe.cluster.world_size > 1:
+        yield f"memory: that of each of the {recipe.cluster.world_size} replicas"
     yield from conversion_notes(facts)
     if facts.folder is None and not facts.dequantised:
         yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"

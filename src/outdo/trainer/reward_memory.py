@@ -104,7 +104,7 @@ def _computing(size: RewardSize, recipe: Recipe, longest: int) -> dict[str, int]
         numbers = facts.layers * numbers_of_layer(facts, facts.hidden_size, facts.layers)
         activations = cost.FLOAT32 * numbers * _tokens(size, recipe, longest)
         parts["activations of a reward model while rewarding"] = activations
-    if size.divided and recipe.cluster.replicas > 1 and facts.layers:
+    if size.divided and recipe.cluster.world_size > 1 and facts.layers:
         layers = cost.bytes_of_layers(size.weights, cost.share_in_layers(facts), cost.GATHERED_LAYERS / facts.layers)
         parts["layers of a reward model gathered while rewarding"] = layers * (1 + bool(size.trained))
     return parts
@@ -113,5 +113,5 @@ def _computing(size: RewardSize, recipe: Recipe, longest: int) -> dict[str, int]
 def _tokens(size: RewardSize, recipe: Recipe, longest: int) -> int:
     """Return the tokens that a refresh computes at once: the answers to one prompt or more, each at its longest."""
     group = recipe.train.group_size * (longest + 1)
-    prompts = -(-size.batch // (recipe.cluster.replicas if size.divided else 1))
+    prompts = -(-size.batch // (recipe.cluster.world_size if size.divided else 1))
     return min(max(group, DEFAULT_TOKENS), prompts * group)

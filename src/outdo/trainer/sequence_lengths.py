@@ -68,7 +68,7 @@ def largest_micro_batch(lengths: SequenceLengths, recipe: Recipe) -> MicroBatch 
     budget, share = recipe.train.micro_batch_tokens, sequence_replicas(recipe)
     if budget == "auto":
         return None
-    rows = -(-recipe.train.prompts * recipe.train.group_size * share // recipe.cluster.replicas)
+    rows = -(-recipe.train.prompts * recipe.train.group_size * share // recipe.cluster.world_size)
     found = [
         _computed(prompts, micro_batch, lengths)
         for prompts in _steps(lengths, recipe, rows)

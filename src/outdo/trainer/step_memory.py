@@ -41,7 +41,7 @@ def on_cpu(recipe: Recipe) -> bool:
 
 def _rows(recipe: Recipe) -> int:
     """Return the answers that are sampled at the same time, on one replica."""
-    return min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.replicas), SEQUENCES_AT_A_TIME)
+    return min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.world_size), SEQUENCES_AT_A_TIME)
 
 
 def kv_cache(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:

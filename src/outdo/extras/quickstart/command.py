@@ -185,12 +185,14 @@ def fine_tune(small: SmallModel, folder: Path, data: Path, seed: int, display: D
 def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], seed: int, engine: Piece) -> Path:
     """Write the recipe of the run, as a user would write it; of the engine only if it is not the built-in one."""
     reward = f'rewards = "{path.with_name(REWARD)}:score"\n' if task.reward else ""
+    replicas = 1 if is_remote(engine) else task.replicas
     text = settings.RECIPE.format(
         model=model,
         questions=data["questions"],
         held_out=data["held_out"],
         seed=seed,
-        threads=task.threads,
+        threads=task.threads // replicas,
+        replicas=replicas,
         task=reward + task.recipe,
         train=task.train,
         steps=task.steps,

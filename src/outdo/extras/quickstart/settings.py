@@ -56,4 +56,7 @@ samples = {samples}
 {evaluation}
 [checkpoint]
 every = {checkpoint}
+
+[cluster]
+replicas = {replicas}
 """

@@ -42,6 +42,7 @@ class Task:
     train: str = ""  # further lines of its table `train`
     evaluation: str = ""  # further lines of its table `eval`
     threads: int = settings.THREADS
+    replicas: int = 1  # processes of the run, which share the threads
     steps: int = 80
     prompts: int = 32
     max_tokens: int = 48

@@ -36,8 +36,8 @@ def command(
     started = started_replicas()
     if started == 1:
         recipe = _load(settings)
-        if recipe is not None and recipe.cluster.replicas > 1:
-            return launch(recipe.cluster.replicas, ["cluster", "check", *(settings or []), f"--timeout={timeout}"])
+        if recipe is not None and recipe.cluster.world_size > 1:
+            return launch(recipe.cluster.world_size, ["cluster", "check", *(settings or []), f"--timeout={timeout}"])
         return _check(recipe, _files(settings, recipe), ALONE, console)
     from outdo.extras.replicas.cluster_check import network_hints
     from outdo.extras.replicas.replicas import join
@@ -50,8 +50,8 @@ def command(
     with replicas:
         recipe = replicas.from_first(lambda: _load(settings))
         files = replicas.from_first(lambda: _files(settings, recipe))
-        if recipe is not None and recipe.cluster.replicas != started:
-            wanted = recipe.cluster.replicas
+        if recipe is not None and recipe.cluster.world_size != started:
+            wanted = recipe.cluster.world_size
             raise UserError([f"cluster.replicas = {wanted}, but {started} processes were started (WORLD_SIZE)"])
         return _check(recipe, files, replicas, console if replicas.first else Console(quiet=True))
 
@@ -84,7 +84,8 @@ def _check(recipe: Recipe | None, files: list[str], world: World, console: Conso
     for problem in found:
         console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
     if not found:
-        console.print(f"no problem: {len(reports)} {'processes' if len(reports) > 1 else 'process'} can run together")
+        what = f"{len(reports)} processes can run together" if len(reports) > 1 else "one process can run"
+        console.print(f"no problem: {what}")
     return 1 if found else 0
 
 

@@ -33,7 +33,7 @@ def run_by_replicas(
     Raises: UserError if torchrun has started another number of processes, which it also starts again by itself.
     """
     end_with_launcher()
-    wanted, started = recipe.cluster.replicas, started_replicas()
+    wanted, started = recipe.cluster.world_size, started_replicas()
     if started == 1:
         if wanted == 1 and not restarts:  # the only process of a launcher
             return run(display, ALONE)
