@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 from run_cases import outdo_, weights
 
+from outdo.config.fields import GradientProducts
 from outdo.config.file import load
 from outdo.models import onednn
 from outdo.models.fastest_products import Measured
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.onednn import Gradients
 from outdo.trainer import build, hardware
+from outdo.utils.world import Alone
 
 TWO = ["cluster.replicas=2"]
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="there is nothing to choose without oneDNN")
@@ -84,3 +86,18 @@ def test_a_run_by_libraries_of_its_recipe_has_the_same_bits_again(own_home: Path
         assert "of weights by MKL (set in the recipe)" in said
         hashes.append(weights(own_home / name))
     assert hashes[0] == hashes[1]
+
+
+class Second(Alone):
+    """A process that gets what the first one has found."""
+
+    def from_first(self, compute):
+        return GradientProducts(input="mkl", weight="mkl"), ["gradient products: of the first"]
+
+
+def test_a_replica_takes_what_the_first_one_measured(home: Path, monkeypatch):
+    monkeypatch.chdir(home)
+    measured(monkeypatch, Measured(Gradients("onednn", "onednn"), 0.9, 0.9, Path("kept.json")))
+    resolved, notes = hardware.resolve_hardware(load("recipe.toml", []), inspect_folder("model"), Second())
+    assert hardware.gradients_of(resolved) == Gradients("mkl", "mkl")
+    assert "gradient products: of the first" in notes

@@ -147,7 +147,7 @@ def build_run(
     """
     questions = questions or load_questions(recipe)
     facts = _with_files(facts if facts and model is None else inspect_folder(model or recipe.model), display)
-    recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts)
+    recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts, world)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
     reward, online_reward_models = rewards_of(recipe, folder, _division_of_rewards(recipe, world), world)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))

@@ -18,6 +18,7 @@ from outdo.models.inspect_folder import ModelFacts
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.trainer.micro_batch_size import container_limit
 from outdo.utils.malloc import disable_trim
+from outdo.utils.world import ALONE, World
 
 BUSY = 0.1
 """The share of its time without a processor from which a run says that it is not alone."""
@@ -30,22 +31,23 @@ def _why_threads(recipe: Recipe, local: int) -> str:
     return "as many as torch takes" if local == 1 else f"as many as torch takes, divided among {local} replicas"
 
 
-def resolve_hardware(recipe: Recipe, facts: ModelFacts) -> tuple[Recipe, list[str]]:
+def resolve_hardware(recipe: Recipe, facts: ModelFacts, world: World = ALONE) -> tuple[Recipe, list[str]]:
     """Return the recipe with device and threads as they are on this machine, and a note on each choice.
 
-    All of them decide the bits of the result. Also sets the number of torch's threads in this process.
+    All of them decide the bits of the result. Also sets the number of torch's threads in this process. All processes of
+    a `world` have to call it: what is measured is measured by the first one.
     """
     device, reason = choose_device(recipe.device)
     make_deterministic(device)
-    several = recipe.cluster.world_size > 1
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if several else 1  # replicas on this machine
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if recipe.cluster.world_size > 1 else 1  # on this machine
     threads = recipe.threads or max(1, torch.get_num_threads() // local)
     torch.set_num_threads(threads)
     disable_trim()
     precision = resolve_precision(recipe.precision, device)
     weights = resolve_weights(recipe, facts)
-    on_cpu = device.type == "cpu" and precision == "float32" and not several
-    products, product_notes = choose_products(recipe, facts) if on_cpu else (recipe.gradient_products, [])
+    products, product_notes = recipe.gradient_products, list[str]()
+    if device.type == "cpu" and precision == "float32":
+        products, product_notes = world.from_first(lambda: choose_products(recipe, facts))
     notes = [
         f"device: {device.type} ({reason}), precision: {precision}",
         f"threads: {threads} ({_why_threads(recipe, local)})",
