@@ -47,13 +47,11 @@ TITLES |= {"policy": "How is the policy?", "engine": "Does the engine agree?", "
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the generated pages and the decisions to the navigation."""
+    """Add the generated pages to the reference, and the decisions to the background."""
     decisions = sorted(path.name for path in (Path(config.docs_dir) / "decisions").glob("0*.md"))
-    navigation: list[Any] = config.nav or []
-    for section in navigation:
-        if "Reference" in section:
-            section["Reference"] += [{"Python": [f"reference/python/{part}.md" for part in parts()]}]
-    config.nav = [*navigation, {"Decisions": ["decisions/README.md", *(f"decisions/{name}" for name in decisions)]}]
+    sections = {title: pages for section in config.nav or [] for title, pages in section.items()}
+    sections["Reference"].append({"Python": [f"reference/python/{part}.md" for part in parts()]})
+    sections["Background"].append({"Decisions": ["decisions/README.md", *(f"decisions/{name}" for name in decisions)]})
     return config
 
 
