@@ -1,5 +1,6 @@
 """The numbers of the README that can be counted are those of the code."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -38,6 +39,15 @@ def test_the_settings_are_counted_with_the_options_of_the_pieces():
     options |= {("environment", option) for option in (*LIMITS, *AGENT_LIMITS, "functions", "run")}
     of_a_run, of_pieces = len(leaves()), len(options)
     assert tuple(map(int, counted.groups())) == (of_a_run + of_pieces, of_a_run, of_pieces)
+
+
+def test_the_lines_of_the_loop_are_counted_without_its_docstring():
+    counted = re.search(r"\[one function\]\((.+?)\) of (\d+) lines", README)
+    assert counted is not None
+    tree = ast.parse((ROOT / counted[1]).read_text(encoding="utf-8"))
+    (loop,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train")
+    docstring, end = loop.body[0], loop.end_lineno or 0
+    assert int(counted[2]) == end - loop.lineno - ((docstring.end_lineno or 0) - docstring.lineno)
 
 
 def test_the_picture_of_the_quickstart_has_the_numbers_of_its_table():
