@@ -9,7 +9,7 @@ finding is of a rule that describes it, and a false alarm is a warning about a r
 
 `SET_ON` are the runs that the thresholds of the rules were chosen on; `TESTED_ON` have other seeds and wordings, and no
 threshold was changed for them. Each run has a line in `docs/hacks.jsonl`. A run whose line is there is not made again;
-a run folder that is there is judged again. The tables are written into `docs/doctor.md`.
+a run folder that is there is judged again. In the end it prints the tables of both sets.
 """
 
 import argparse
@@ -38,8 +38,6 @@ from outdo.extras.record import parquet
 from outdo.storage import run_files
 
 RESULTS = tasks.HERE.parent / "docs/hacks.jsonl"
-PAGE = tasks.HERE.parent / "docs/doctor.md"
-BEGIN, END = "<!-- written by benchmarks/hacks.py -->\n", "<!-- end of hacks -->"
 REWARDS = tasks.HERE / "hack_rewards.py"
 SETTINGS = [
     "steps=25",
@@ -235,7 +233,7 @@ ALL = (*SET_ON, *TESTED_ON)
 
 
 def main() -> None:
-    """Make the missing runs and write their lines; write the tables."""
+    """Make the missing runs and write their lines; print the tables."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--only", nargs="*", default=[case.name for case in ALL])
@@ -255,8 +253,7 @@ def main() -> None:
                 known[case.name] = judged(case, run)
                 print(json.dumps(known[case.name]), flush=True)
                 RESULTS.write_text("".join(json.dumps(known[each.name]) + "\n" for each in ALL if each.name in known))
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{tables(known)}{END}{rest.partition(END)[2]}")
+    print(tables(known))
 
 
 def rows(case: Case) -> tuple[Sequence[Row], Sequence[Row]]:
