@@ -61,7 +61,7 @@ else:
 """
 
 NOT_REFUSED = {("landlock", "finds a file")}
-"""What a tier does not refuse: landlock cannot (docs/rewards.md says so)."""
+"""What a tier does not refuse: landlock cannot (docs/code-rewards.md says so)."""
 
 BUBBLEWRAP = pytest.mark.parametrize("sandbox", ["bubblewrap"], indirect=True)
 """For a test of what this tier alone does."""
