@@ -7,6 +7,7 @@ A template is probed as at the start of a run, on a byte-level tokenizer with th
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from outdo.utils.errors import ModelError
 
 PAGE = Path(__file__).parents[1] / "docs/chat-templates.md"
 BEGIN = "<!-- benchmarks/chat_templates.py writes what follows -->\n"
+
+LABELS = ("prefix", "thinking", "JSON", "same text", "parallel")
+"""The names that the page gives to the properties of a template."""
 
 END_TOKENS: Mapping[str, Sequence[str]] = {
     "cohere": ["<|END_OF_TURN_TOKEN|>"],
@@ -74,24 +78,26 @@ def template_of(name: str, tools: Sequence[Mapping[str, Any]] = ()) -> Template:
 
 
 def tables() -> str:
-    """Return the table of the templates that are exact with tools, and that of the others."""
-    exact = ["| template | calls | prefix | thinking | JSON | same text | parallel |", "|---|---|---|---|---|---|---|"]
-    refused = ["| template | without tools | with tools |", "|---|---|---|"]
+    """Return the table of the templates that are exact with tools, and that of the others, alike ones in one row."""
+    exact: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
     for name in names():
         with_tools, without = _probe(name, [TOOL]), _probe(name, [])
         if isinstance(with_tools, Template):
             found = with_tools.properties
-            holds = ["yes" if getattr(found, each) else "no" for each in found.__slots__]
-            exact.append(f"| {name} | `{with_tools.call_format}` | {' | '.join(holds)} |")
+            lacks = [label for label, each in zip(LABELS, fields(found), strict=True) if not getattr(found, each.name)]
+            exact.setdefault(f"| `{with_tools.call_format}` | {', '.join(lacks)}", []).append(name)
         if not isinstance(without, Template) or not isinstance(with_tools, Template):
             cells = ["exact" if isinstance(each, Template) else each for each in (without, with_tools)]
-            refused.append(f"| {name} | {' | '.join(cells)} |")
+            refused.setdefault(f"| {' | '.join(cells)}", []).append(name)
     return "\n".join(
         [
             f"## TRL {version('trl')}: exact with tools\n",
-            *exact,
+            *["| calls | lacks | templates |", "|---|---|---|"],
+            *(f"{cells} | {', '.join(alike)} |" for cells, alike in exact.items()),
             "\n## Refused, with tools or without\n",
-            *refused,
+            *["| without tools | with tools | templates |", "|---|---|---|"],
+            *(f"{cells} | {', '.join(alike)} |" for cells, alike in refused.items()),
             "",
         ]
     )

@@ -1,5 +1,6 @@
 """Calls are read as models write them, with the chat templates of the models themselves."""
 
+import re
 from importlib.metadata import version
 from typing import Any
 
@@ -179,4 +180,4 @@ def test_the_tables_of_the_page_are_up_to_date() -> None:
     if f"TRL {version('trl')}:" not in written:
         pytest.skip(f"the page is about another version of TRL than {version('trl')}")
     assert written.strip() == tables().strip()
-    assert all(f"| {name} |" in written for name in names())
+    assert set(names()) <= set(re.findall(r"\w+", written))
