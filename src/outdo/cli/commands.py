@@ -109,7 +109,8 @@ COMMANDS: Mapping[str, CommandRow] = {
         "outdo.extras.doctor.command:command",
     ),
     "track": CommandRow(
-        "Send a run that has ended to a tracker, as a new run there.", "outdo.extras.trackers.command:command"
+        "Send a run to trackers, as a new run there: one that has ended, or one that goes on.",
+        "outdo.extras.trackers.command:command",
     ),
     "glossary": CommandRow(
         "Explain a metric: what it means, which values are healthy, and what to do otherwise.",

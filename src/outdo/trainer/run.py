@@ -30,7 +30,7 @@ from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.trainer.saving import save_after_error
 from outdo.trainer.state import Progress, check_free_space
 from outdo.trainer.watchers import open_watchers
-from outdo.types import Group, Sampled, Step
+from outdo.types import Sampled, Step
 from outdo.utils.errors import RunFolderError
 from outdo.utils.timing import BETWEEN, Clock, span
 from outdo.utils.world import ALONE, FOLDER, World
@@ -192,13 +192,11 @@ class _Training:
             with self.signals.interrupting():
                 progress.before = progress.after = evaluate_run(run, self.folder.path, 0, self.display)
             self.write_summary()  # a run that is killed has its baseline
-            self.log(0, {f"eval/{name}": value for name, value in progress.before.items()})
         if progress.unevaluated:
             with self.signals.interrupting():
                 evaluated = evaluate_after(run, self.folder.path, progress, progress.step, self.display)
             progress.unevaluated = False
             self.folder.amend_metrics(progress.step, evaluated)
-            self.log(progress.step, evaluated)
 
     def finish(self, step: Step, clock: Clock) -> bool:
         """Record and evaluate a step, and write its metrics; return whether an evaluation was due.
@@ -227,7 +225,6 @@ class _Training:
         metrics |= _adapt(run, step, metrics)
         _keep_refused_batch(self.folder, step)
         self.folder.append_metrics(step.index, metrics)
-        self.log(step.index, metrics, step.groups)
         # Only now is the step finished: a step that is saved has its line of metrics.
         tokens, recorded = _sampled_tokens(metrics), any(watcher.recorded for watcher in run.watchers)
         progress.finish(run, step.index, seconds=metrics["seconds"], tokens=tokens, recorded=recorded)
@@ -254,11 +251,6 @@ class _Training:
         for watcher in self.run.watchers:
             metrics |= watcher.after(step)
         return metrics
-
-    def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
-        """Let the watchers see metrics that are on disk."""
-        for watcher in self.run.watchers:
-            watcher.log(step, metrics, groups)
 
     def settle(self, *, wait: bool) -> None:
         """Raise the error of what watchers write in the background, up to now or, if they `wait`, up to its end."""

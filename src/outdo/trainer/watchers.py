@@ -63,9 +63,6 @@ class Watcher:
         """See the answers to the held-out questions after `step`, by the kind of evaluation; return numbers of it."""
         return {}
 
-    def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
-        """See the metrics of a step, which are on disk. Those of step 0 are the evaluation before the first step."""
-
     def settle(self, *, wait: bool) -> None:
         """Raise the error of what was written in the background; if a checkpoint is next, `wait` until it is on disk.
 

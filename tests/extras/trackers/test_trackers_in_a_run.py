@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import wandb_file
-from run_cases import Command, metrics, outdo_, timeless, together, weights
+from run_cases import Command, metrics, outdo_, timeless, together, wait_until, weights
 
 from outdo.cli.train import run_train
 from outdo.extras.trackers.base import dashboard_names
@@ -124,6 +124,16 @@ def test_what_a_tracker_missed_is_sent_afterwards(tracked_home):
     assert folder == str(run)
     assert [row["status"] for row in completions] == ["ok"] * 3
     assert {"question", "prompt", "completion", "reward", "right"} <= completions[0].keys()
+
+
+def test_a_run_that_goes_on_can_be_followed_to_its_end(tracked_home):
+    training = Command(tracked_home, *SIX, "steps=20")
+    wait_until(lambda: (tracked_home / "run" / "environment.json").exists(), seconds=600)
+    said = outdo_(tracked_home, "track", "run", "--to", "hooks.py:note", "--follow")
+    assert "hooks.py:note: run was sent" in said
+    assert training.wait() == 0, training.said
+    lines = (tracked_home / "noted.jsonl").read_text().splitlines()
+    assert [json.loads(line)[0] for line in lines] == list(range(21))
 
 
 def test_a_command_runs_at_the_end_of_a_run_and_learns_its_state(tracked_home):

@@ -1,8 +1,8 @@
 """What a tracker is, and what it can read about its run.
 
 A tracker is a context manager. Entering it opens a run at a service such as Weights & Biases, its value is the function
-`Log` that receives each step, and leaving it ends that run there. `outdo.extras.trackers.server` runs it, in a
-process that has neither torch nor the models.
+`Log` that receives each step, and leaving it ends that run there. `outdo.extras.trackers.send` runs it, in a process
+that has neither torch nor the models.
 """
 
 import json
@@ -24,7 +24,7 @@ COMMON = {"completions": 16, "deadline": 60.0}
 """The options of every tracker: rows of the table of completions (0: no table), and seconds to end after the run."""
 
 Completions = Sequence[Mapping[str, Any]]
-"""Rows of the completions table, see `outdo.extras.trackers.completions`."""
+"""Rows of the completions table, see `outdo.extras.trackers.steps`."""
 
 
 class Log(Protocol):

@@ -1,19 +1,16 @@
 """Track a run by the trackers of its recipe."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-from outdo.config.names import TRACKERS
 from outdo.config.packages import missing_clients
-from outdo.config.recipe import Piece, Recipe
-from outdo.extras.trackers.base import COMMON
-from outdo.extras.trackers.delivery import Trackers
-from outdo.extras.trackers.process import TrackerSettings
+from outdo.config.recipe import Recipe
+from outdo.extras.trackers.sending import sending
+from outdo.storage.run_folder import read_metrics
+from outdo.storage.run_state import TAIL
 from outdo.trainer.display import Display
 from outdo.trainer.watchers import Watcher
-from outdo.types import Group
 from outdo.utils.errors import UserError
 from outdo.utils.world import World
 
@@ -26,39 +23,26 @@ def tracking(recipe: Recipe, folder: Path, display: Display, world: World) -> It
     """
     if mistakes := missing_clients(recipe.track):
         raise UserError(mistakes)
-    settings = [tracker_settings(piece) for piece in recipe.track] if world.first else []
-    trackers = Trackers(settings, folder, display.say)
-    try:
-        yield _Tracking(trackers)
-    except KeyboardInterrupt:  # the user does not want to wait
-        trackers.close(wait=False)
-        raise
-    except BaseException:
-        trackers.close()
-        raise
-    trackers.close()
+    with ExitStack() as until:
+        yield _Tracking(recipe, folder, display, until) if world.first else Watcher()
 
 
 class _Tracking(Watcher):
-    """Sends what a run logs to its trackers."""
+    """Starts the processes that send what they find in the run folder: no step waits for them."""
 
-    def __init__(self, trackers: Trackers) -> None:
-        self.trackers = trackers
+    def __init__(self, recipe: Recipe, folder: Path, display: Display, until: ExitStack) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.display = display
+        self.until = until
 
     @contextmanager
     def running(self, after: int) -> Iterator[None]:
-        self.trackers.begin(after=after)
+        last = read_metrics(self.folder / "metrics.jsonl", limits=TAIL, report=lambda _: None)[-1:]
+        evaluated = not after or any(name.startswith("eval/") for line in last for name in line)
+        track, say = self.recipe.track, self.display.say
+        try:
+            self.until.enter_context(sending(self.folder, track, say, follow=True, after=after, evaluated=evaluated))
+        except OSError as error:
+            say(f"track: the trackers do not track this run: {error}")
         yield
-
-    def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
-        self.trackers.log(step, metrics, groups)
-
-
-def tracker_settings(piece: Piece) -> TrackerSettings:
-    """Return a tracker as its process takes it: a name outside of `TRACKERS` is a function of the user."""
-    options = {name: value for name, value in piece.options.items() if name not in COMMON}
-    common: dict[str, Any] = COMMON | {name: value for name, value in piece.options.items() if name in COMMON}
-    if piece.name in TRACKERS:
-        return TrackerSettings(name=piece.name, spec=TRACKERS[piece.name], options=options, **common)
-    function = {"function": piece.name, **options}
-    return TrackerSettings(name=piece.name, spec="outdo.extras.trackers.hooks:hook", options=function, **common)

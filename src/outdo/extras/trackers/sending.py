@@ -1,0 +1,155 @@
+"""Send a run to its trackers, each by a process of its own: the program `outdo.extras.trackers.send`.
+
+The clients of trackers wait when an interpreter ends: with a server that does not answer, wandb keeps it alive for a
+minute. No thread could end them; a process can be killed.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+from outdo.config.names import TRACKERS
+from outdo.config.recipe import Piece
+from outdo.extras.trackers.base import COMMON, FOLDER, file_stem
+from outdo.extras.trackers.steps import steps_of
+from outdo.storage import atomic
+
+AT_ONCE = 2.0
+"""Seconds of waiting that need no line for the user."""
+
+MARGIN = 60.0
+"""Seconds after its deadline in which a process ends by itself; then it is killed."""
+
+
+@contextmanager
+def sending(
+    run: Path,
+    trackers: Sequence[Piece],
+    say: Callable[[str], None],
+    *,
+    follow: bool,
+    after: int = 0,
+    evaluated: bool = True,
+) -> Iterator[list[str]]:
+    """Send what `steps_of` yields to trackers, all at the same time; the value is in the end who did not get all of it.
+
+    To `follow` a run is to send its steps while the `with` block runs. After the block each tracker has its deadline
+    for what is left, and is waited for; after Ctrl-C it has this time too, but nobody waits. A run that is not followed
+    is sent to its end.
+
+    Raises: OSError if a process cannot be started.
+    """
+    atomic.make_folder(run / FOLDER)
+    lost: list[str] = []
+    senders: list[_Sender] = []
+    waits = True
+    try:
+        for tracker in trackers:
+            senders.append(_Sender(tracker, run, say, after=after, evaluated=evaluated, follow=follow))
+        yield lost
+    except KeyboardInterrupt:
+        waits = False
+        raise
+    finally:
+        for sender in senders if follow else ():
+            sender.end()
+        for sender in senders if waits else ():
+            sender.wait(limited=follow)
+            if fault := sender.fault(sum(1 for _ in steps_of(run, 0, after=after, evaluated=evaluated))):
+                lost.append(sender.tracker.name)
+                say(fault)
+
+
+class _Sender(Thread):
+    """The process that sends a run to one tracker, and the thread that listens to it."""
+
+    def __init__(
+        self, tracker: Piece, run: Path, say: Callable[[str], None], *, after: int, evaluated: bool, follow: bool
+    ) -> None:
+        super().__init__(name=f"tracker {tracker.name}", daemon=True)
+        self.tracker = tracker
+        self._folder = run
+        self._say = say
+        self._sent = 0
+        self._word, self._reason = "", ""  # its last word, and the last reason that it gave
+        self._log = run / FOLDER / f"{file_stem(tracker.name)}.log"
+        common = {name: tracker.options.get(name, default) for name, default in COMMON.items()}
+        self._deadline = common["deadline"]
+        options = {name: value for name, value in tracker.options.items() if name not in COMMON}
+        if tracker.name not in TRACKERS:
+            options["function"] = tracker.name
+        setup = {
+            "folder": str(run.resolve()),
+            "name": tracker.name,
+            "spec": TRACKERS.get(tracker.name, "outdo.extras.trackers.hooks:hook"),
+            "options": options,
+            **common,
+            "after": after,
+            "evaluated": evaluated,
+            "follow": follow,
+        }
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "outdo.extras.trackers.send"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # so that Ctrl-C reaches the run alone
+            )
+        self.start()
+        assert self._process.stdin, "a pipe"
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.write(json.dumps(setup) + "\n")
+            self._process.stdin.flush()
+
+    def run(self) -> None:
+        """Listen to the process until it has ended."""
+        assert self._process.stdout, "a pipe"
+        with self._process.stdout as lines:
+            for line in lines:
+                self._word, text = json.loads(line)
+                match self._word:
+                    case "sent":
+                        self._sent += 1
+                    case "said":
+                        self._say(text)
+                    case "refused":
+                        self._say(f"{self.tracker.name}: does not track this run: {text}")
+                self._reason = text if self._word != "said" and text else self._reason
+
+    def end(self) -> None:
+        """Tell the process that the run has ended, or that nobody waits for it: its deadline begins."""
+        assert self._process.stdin, "a pipe"
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def wait(self, *, limited: bool) -> None:
+        """Wait for the end of the process, and kill what is left of it and of the processes that it started."""
+        self.join(AT_ONCE if limited else None)
+        if self.is_alive():
+            self._say(f"{self.tracker.name}: waiting up to {self._deadline:g} s until it has everything")
+            self.join(self._deadline + MARGIN)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.end()
+        self.join()
+
+    def fault(self, steps: int) -> str | None:
+        """Return what of a run with so many steps did not arrive, and why; None if it has all of them, and the end."""
+        missing = steps - self._sent
+        if not missing and self._word == "ended":
+            return None
+        what = f"{missing} of {steps} steps were" if missing else "the end of the run was"
+        told = self._word in ("refused", "failed", "ended")
+        why = self._reason if told else f"its process has ended; see {self._log}"
+        again = f"`outdo track {self._folder} --to {self.tracker.name}` sends the whole run"
+        return f"{self.tracker.name}: {what} not delivered: {why}; {again}"
