@@ -150,7 +150,7 @@ def test_a_secret_reaches_the_function_and_no_reason_print_or_command_line(
     (tmp_path / "judge.py").write_text(SECRET_SOURCE)
     where = {"env": "THE_KEY"} if place == "env" else {"file": f"{tmp_path}/key"}
     reward: Any = load_reward({"name": f"{tmp_path}/judge.py:score", "api_key": where})
-    process = reward.rewards[0]._workers[0]._process._popen.pid
+    process = reward.rewards[0]._workers[0]._process.pid
     if sys.platform == "linux":
         assert "very private" not in Path(f"/proc/{process}/cmdline").read_text()
         assert b"very private".hex() not in Path(f"/proc/{process}/cmdline").read_text()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outdo.rewards import Reward, RewardInput
-from outdo.rewards.worker_process import WorkerEndedError
+from outdo.utils.child import ChildLostError
 
 Make = Callable[..., Reward]
 Sample = Callable[..., RewardInput]
@@ -122,8 +122,8 @@ def test_a_response_that_arrives_after_its_call_is_not_taken_for_the_next(reward
     reward = reward_of(SOURCE)
     reward([sample("repeat the response", answer=1)])
     process = process_of(reward)
-    assert process._socket.recv(1, 2)  # MSG_PEEK: wait until the surplus response is there
-    with pytest.raises(WorkerEndedError, match="before it received the request"):
+    assert process.socket.recv(1, 2)  # MSG_PEEK: wait until the surplus response is there
+    with pytest.raises(ChildLostError, match="before it received the request"):
         process.request(b"", 600.0, 1000)
     assert reward([sample("good", answer=2)])[0].value == 2.0
     assert process_of(reward) is not process

@@ -86,7 +86,7 @@ def statuses(reward: Reward, inputs: list[RewardInput]) -> list[str]:
 
 
 def group_of(reward: Any) -> int:
-    return reward._workers[0]._process._popen.pid
+    return reward._workers[0]._process.pid
 
 
 def is_group_alive(group: int) -> bool:
@@ -376,7 +376,7 @@ PARENT = """
 import os, sys
 from outdo.rewards import RewardInput, load_reward
 reward = load_reward(sys.argv[1])
-print(reward._workers[0]._process._popen.pid, flush=True)
+print(reward._workers[0]._process.pid, flush=True)
 if sys.argv[2] == "calling":
     reward([RewardInput(prompt="", completion="", answer="")])
 elif sys.argv[2] == "idle":

@@ -61,4 +61,4 @@ class StaleEngine(server.Engine):
 
 
 if __name__ == "__main__":
-    server.serve(StaleEngine(), int(sys.argv[1]), int(sys.argv[2]))
+    server.serve(StaleEngine(), int(sys.argv[1]))

@@ -75,4 +75,4 @@ class StandIn(server.Engine):
 
 
 if __name__ == "__main__":
-    server.serve(StandIn(), int(sys.argv[1]), int(sys.argv[2]))
+    server.serve(StandIn(), int(sys.argv[1]))

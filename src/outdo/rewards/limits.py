@@ -94,6 +94,8 @@ def limit_resources(memory: int) -> None:
     if sys.platform == "linux":
         _lower(resource.RLIMIT_DATA, memory)
         _lower(resource.RLIMIT_NPROC, running_threads(os.getuid()) + MAX_FURTHER_PROCESSES)
+        with suppress(OSError):  # if memory runs out, Linux kills this process and not the trainer
+            Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _lower(kind: int, limit: int) -> None:

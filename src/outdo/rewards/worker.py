@@ -2,11 +2,9 @@
 
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from threading import Lock, current_thread, main_thread
+from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -14,7 +12,8 @@ from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.signatures import SignatureKind, score_all
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.rewards.worker_output import WorkerOutput
-from outdo.rewards.worker_process import IMPORT_DEADLINE, ProcessorTimeError, WorkerEndedError, WorkerProcess
+from outdo.rewards.worker_process import IMPORT_DEADLINE, ProcessorTimeError, WorkerProcess
+from outdo.utils.child import ChildLostError
 from outdo.utils.errors import RewardError, UserError
 from outdo.utils.imports import names_of
 from outdo.utils.secrets import redact
@@ -26,8 +25,6 @@ _MAX_RESPONSE_BYTES = 4096
 """Per completion, and once more: enough for a status, a number and a reason of 300 characters."""
 _GRACE = 1.0
 """Seconds by which the worker itself may be late in ending calls that run concurrently."""
-
-_LASTING_THREADS = ThreadPoolExecutor(64, thread_name_prefix="outdo rewards")
 
 
 class WorkerReward:
@@ -154,8 +151,7 @@ class _Worker:
             UserError: the function cannot be used.
             OSError: the process cannot be started.
         """
-        start = partial(WorkerProcess, self._spec, self._options, self.limits, self._directory, self._output)
-        self._process = in_lasting_thread(start)
+        self._process = WorkerProcess(self._spec, self._options, self.limits, self._directory, self._output)
         return self._process.ready
 
     def begin(self) -> None:
@@ -211,7 +207,7 @@ class _Worker:
             outputs = self._parse_response(response, inputs)
         except TimeoutError as error:
             failure = self._failure(Status.timed_out, self._reason(error, in_time=timeout < remaining))
-        except WorkerEndedError as error:
+        except ChildLostError as error:
             failure = None if used else self._failure(Status.failed, f"{self.name} ended the worker: {error}")
         else:
             self._consecutive_crashes = 0
@@ -243,9 +239,9 @@ class _Worker:
                 return self._parse_output(None, status, reason, None)
             outputs = [self._parse_output(*fields) for fields in response["outputs"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise WorkerEndedError("its response has no valid outputs") from error
+            raise ChildLostError("its response has no valid outputs") from error
         if len(outputs) != len(inputs):
-            raise WorkerEndedError(f"it sent {len(outputs)} outputs for {len(inputs)} completions")
+            raise ChildLostError(f"it sent {len(outputs)} outputs for {len(inputs)} completions")
         return outputs
 
     def _parse_output(self, value: object, status: object, reason: object, right: object) -> RewardOutput:
@@ -263,11 +259,6 @@ class _Worker:
 
     def _failure(self, status: Status, reason: str) -> RewardOutput:
         return output_without_value(status, redact(reason, self._output.secrets), self.name)
-
-
-def in_lasting_thread(start: Callable[[], WorkerProcess]) -> WorkerProcess:
-    """Start a worker in a thread that does not end before this process: Linux kills the worker together with it."""
-    return start() if current_thread() is main_thread() else _LASTING_THREADS.submit(start).result()
 
 
 def _check_options(options: Mapping[str, Any], name: str) -> None:

@@ -5,13 +5,11 @@ that runs here is not trusted. The first request names the function and its opti
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import pickle
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,12 +19,9 @@ from typing import Any
 from outdo.rewards.failures import output_of_error
 from outdo.rewards.limits import limit_resources
 from outdo.rewards.signatures import RewardFunction, wrap_function
+from outdo.utils.child import HEADER, pack
 from outdo.utils.errors import UserError
-from outdo.utils.framing import HEADER, pack
 from outdo.utils.imports import resolve
-
-PR_SET_PDEATHSIG = 1
-
 
 Respond = Callable[[bytes], dict[str, Any]]
 """Makes the response to a request."""
@@ -35,13 +30,12 @@ Load = Callable[[bytes], tuple[Respond | None, float | None, dict[str, Any]]]
 """Makes of the first request what answers the next ones, the limit of each in seconds of computing, and a response."""
 
 
-def serve(descriptor: int, parent: int, memory: int, *, load: Load | None = None) -> None:
+def serve(descriptor: int, memory: int, *, load: Load | None = None) -> None:
     """Answer the requests on the socket `descriptor`; `memory` is the most that this process may use, in bytes.
 
     `load` imports the user's code; by default, that of a reward.
     """
     load = load or _load
-    _end_with(parent)
     limit_resources(memory)
     os.set_inheritable(descriptor, False)  # a process that the user's function starts must not keep the socket open
     own_id = os.getpid()
@@ -124,13 +118,3 @@ def _location(error: BaseException, where: str) -> str:
 
 def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-
-
-def _end_with(parent: int) -> None:
-    """Make Linux kill this process as soon as its parent ends; on other systems it ends after its current call."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        with contextlib.suppress(OSError):  # if memory runs out, Linux kills this process and not the trainer
-            Path("/proc/self/oom_score_adj").write_text("1000")
-    if os.getppid() != parent:
-        os._exit(1)

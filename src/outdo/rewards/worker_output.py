@@ -30,7 +30,12 @@ class WorkerOutput:
         self._seen = 0
 
     def write(self, data: bytes) -> None:
-        """Show the lines that are complete; what goes beyond `MAX_BYTES` is dropped."""
+        """Show the lines that are complete, and at the end (`b""`) the last one, too.
+
+        What goes beyond `MAX_BYTES` is dropped.
+        """
+        if not data:
+            self._flush()
         if self._seen > MAX_BYTES:
             return
         self._line += self._decoder.decode(data[: MAX_BYTES - self._seen])
@@ -40,10 +45,10 @@ class WorkerOutput:
             lines, self._line = [*lines, self._line], ""
         self._show(lines)
         if self._seen > MAX_BYTES:
-            self.flush()
+            self._flush()
             self._show([f"({self.name} prints more than {MAX_BYTES // 1024} KiB; the rest is not shown)"])
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Show a line that is not complete."""
         if self._line:
             line, self._line = self._line, ""

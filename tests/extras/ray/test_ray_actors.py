@@ -233,7 +233,7 @@ def test_an_actor_that_ends_in_a_call_is_replaced_and_the_answers_stay_the_same(
 
     def looked(watch: _Watch, waiting: list[int]) -> None:
         look(watch, waiting)
-        if waiting and watch._known[0] and not hit:  # it has sampled some tokens
+        if waiting and watch._watchdogs[0]._progress and not hit:  # it has sampled some tokens
             hit.extend(actors())
             os.kill(hit[0], signal.SIGKILL)
 

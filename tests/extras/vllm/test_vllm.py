@@ -16,7 +16,7 @@ from engine_cases import requests
 from outdo.config.recipe import Piece
 from outdo.extras.remote_engines.proof import BFLOAT16, FLOAT32, Bound, Proof, fixed_sequences
 from outdo.extras.remote_engines.remote import RemoteEngine
-from outdo.extras.vllm import child, process
+from outdo.extras.vllm import process
 from outdo.extras.vllm.engine import VllmEngine
 from outdo.extras.vllm.process import ProcessServer
 from outdo.models.adapter import adapter_config, trained_weights
@@ -40,8 +40,8 @@ pytestmark = pytest.mark.skipif(
 
 def opened(policy: Policy, faults: Path, bound: Bound = FLOAT32, **options: str) -> RemoteEngine:
     """An engine whose updates have the fault that is in the file."""
-    process.ENVIRONMENT |= {"STALE": str(faults), "OUTDO_SERVER": str(child.SERVER)}
-    server = ProcessServer(PYTHON, options, timeout=1800, arguments=[PYTHON, "-I", str(STALE)])
+    process.ENVIRONMENT |= {"STALE": str(faults), "OUTDO_SERVER": str(process.SERVER)}
+    server = ProcessServer(PYTHON, options, timeout=1800, server=STALE)
     engine = RemoteEngine(VllmEngine(server, policy, seed=3), Proof(bound))
     engine.update_weights(policy)
     return engine

@@ -13,7 +13,7 @@ from run_cases import alive, wait_until
 
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
-from outdo.extras.vllm import child, process, weights
+from outdo.extras.vllm import process, weights
 from outdo.extras.vllm.engine import VllmEngine
 from outdo.extras.vllm.process import ProcessServer
 from outdo.models.adapter import adapter_config, attach, set_base
@@ -32,8 +32,8 @@ SILENCE = 2.0  # seconds until a stopped process is killed
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setitem(process.ENVIRONMENT, "STAND_IN", str(tmp_path / "faults"))
-    monkeypatch.setitem(process.ENVIRONMENT, "OUTDO_SERVER", str(child.SERVER))
-    made = ProcessServer("", {}, timeout=600, arguments=[sys.executable, "-I", str(STAND_IN)])
+    monkeypatch.setitem(process.ENVIRONMENT, "OUTDO_SERVER", str(process.SERVER))
+    made = ProcessServer(sys.executable, {}, timeout=600, server=STAND_IN)
     yield made
     made.close()
 
@@ -95,9 +95,9 @@ def test_each_version_of_the_weights_has_a_folder_that_no_other_had(engine):
 
 
 FAULTS = {
-    "die": "has ended: exit status 3",
+    "die": "is lost: exit status 3",
     "fail": "failed: RuntimeError: HTTP 500",
-    "garbage": "sent what is no response|gave no sign of life|has ended",
+    "garbage": "is lost: its response|gave no sign of life|did not .* send a response",
 }
 
 
@@ -106,18 +106,18 @@ def test_a_process_that_fails_is_killed_and_named(engine, tmp_path, fault):
     inject(tmp_path, fault)
     with pytest.raises(EngineLostError, match=FAULTS[fault]):
         engine.generate(requests(), SAMPLING)
-    assert engine.server.child.pid is None
+    assert engine.server.child is None
 
 
 @pytest.mark.parametrize("fault", ["stop", "stall"])
 def test_a_process_that_hangs_is_killed_after_the_timeout(engine, tmp_path, fault):
     inject(tmp_path, fault)
-    engine.server.child._timeout = SILENCE
+    engine.server.timeout = SILENCE
     began = time.monotonic()
     with pytest.raises(EngineLostError, match=r"gave no sign of life|made no progress"):
         engine.generate(requests(), SAMPLING)
     assert time.monotonic() - began < 600
-    assert engine.server.child.pid is None
+    assert engine.server.child is None
 
 
 def test_an_answer_to_another_request_is_dropped(engine, tmp_path):
@@ -159,10 +159,11 @@ def test_the_process_ends_with_the_process_that_started_it(tmp_path, server):
     script = f"""
 import os, sys
 sys.path[:0] = {sys.path!r}
-from outdo.extras.vllm.child import Child
-child = Child({server.child._arguments!r}, timeout=600, environment={server.child._environment!r})
-child.start({{}})
-print(child.pid, flush=True)
+from outdo.extras.vllm.process import ENVIRONMENT, ProcessServer
+ENVIRONMENT |= {process.ENVIRONMENT!r}
+server = ProcessServer(sys.executable, {{}}, timeout=600, server={str(STAND_IN)!r})
+server.start_process({{}})
+print(server.child.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

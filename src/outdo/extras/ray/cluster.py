@@ -31,6 +31,7 @@ from weakref import WeakSet
 from outdo.config.engines import RAY_ADDRESS
 from outdo.utils.deadline import within
 from outdo.utils.errors import EngineError, EngineLostError
+from outdo.utils.watchdog import Watchdog
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CONNECT = 120.0
@@ -279,17 +280,13 @@ class Cluster:
 
 
 class _Watch:
-    """Knows since when each of some actors is silent, and since when it has made no progress."""
+    """Asks some actors for signs of life and for their progress."""
 
     def __init__(self, ray: Any, role: str, actors: Sequence[Any], seconds: float, silence: float) -> None:
         self._ray = ray
         self._role = role
         self._actors = actors
-        self._seconds = seconds
-        self._silence = silence
-        self._heard = [monotonic()] * len(actors)
-        self._moved = list(self._heard)
-        self._known: list[int | None] = [None] * len(actors)
+        self._watchdogs = [Watchdog(silence, seconds) for _ in actors]
         self._asked: list[Any] = [None] * len(actors)
 
     def look(self, waiting: Sequence[int]) -> None:
@@ -301,16 +298,10 @@ class _Watch:
             if self._asked[number] is None:
                 self._asked[number] = self._actors[number].progress.options(concurrency_group=WATCH).remote()
             elif self._ray.wait([self._asked[number]], timeout=0)[0]:
-                known, self._known[number] = self._known[number], self._ray.get(self._asked[number], timeout=POLL)
-                self._asked[number], self._heard[number] = None, monotonic()
-                if known not in (None, self._known[number]):
-                    self._moved[number] = monotonic()
-            silent, still = (monotonic() - since[number] for since in (self._heard, self._moved))
-            actor = f"actor {number + 1} of {self._role}"
-            if silent > self._silence:
-                raise EngineLostError(f"{actor} gave no sign of life for {self._silence:g} s")
-            if still > self._seconds:
-                raise EngineLostError(f"{actor} made no progress for {self._seconds:g} s")
+                self._watchdogs[number].hear(self._ray.get(self._asked[number], timeout=POLL))
+                self._asked[number] = None
+            if complaint := self._watchdogs[number].complaint():
+                raise EngineLostError(f"actor {number + 1} of {self._role} {complaint}")
 
 
 connected = Cluster()

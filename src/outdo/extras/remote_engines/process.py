@@ -28,16 +28,17 @@ from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from threading import Thread, Timer
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import torch.multiprocessing
 from torch import Tensor
 
 from outdo.models.device import set_deterministic
+from outdo.utils.child import continue_when_closed
 from outdo.utils.errors import WorkerError
 from outdo.utils.malloc import disable_trim
-from outdo.utils.wake import wake_when_closed
+from outdo.utils.watchdog import Watchdog
 from outdo.utils.world import FOLDER
 
 PRELOADED = ["outdo.models.scorer"]
@@ -164,22 +165,15 @@ class Process:
 
     def _wait(self, seconds: float) -> WorkerError | None:
         """Wait until there is something to read, or until the process has ended; kill it if it hangs."""
-        moved = heard = monotonic()
-        progress = b""
+        watchdog = Watchdog(SILENCE, seconds, first=SILENCE if self._started else START)
         while not self._pipe.poll():
             if self._heartbeats in wait([self._pipe, self._heartbeats], HEARTBEAT):
-                heard, self._started = monotonic(), True
-                before = progress
+                self._started = True
                 with contextlib.suppress(EOFError, ConnectionError):
                     while self._heartbeats.poll():
-                        progress = self._heartbeats.recv_bytes()
-                if before not in (b"", progress):
-                    moved = heard
-            allowed = SILENCE if self._started else START
-            if monotonic() - heard > allowed:
-                return self._kill(f"gave no sign of life for {allowed:g} s")
-            if monotonic() - moved > seconds:
-                return self._kill(f"did not finish its share of the work within {seconds:.0f} s")
+                        watchdog.hear(self._heartbeats.recv_bytes())
+            if complaint := watchdog.complaint():
+                return self._kill(complaint)
         return None
 
     def _kill(self, reason: str) -> WorkerError:
@@ -289,7 +283,7 @@ def _remove_temporary_folder(folder: str) -> None:
 
 def _serve(pipe: Connection, heartbeats: Connection, temporary_folder: str, threads: int, deterministic: int) -> None:
     """Run in a child: execute calls until the parent closes the pipe."""
-    wake_when_closed(heartbeats.fileno())
+    continue_when_closed(heartbeats.fileno())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     set_deterministic(deterministic)

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from outdo.utils.child import continue_when_closed, kill_group
 from outdo.utils.errors import MachineError, OutdoError, WorkerError
-from outdo.utils.wake import wake_when_closed
 from outdo.utils.world import FOLDER, LAUNCHER
 
 RENDEZVOUS = "OUTDO_RENDEZVOUS"
@@ -95,7 +95,7 @@ def end_with_launcher() -> None:
     if sys.platform == "linux":  # a descriptor that the other replicas do not share
         descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
     pipe, folder = int(descriptor), Path(os.environ[FOLDER])
-    wake_when_closed(pipe)
+    continue_when_closed(pipe)
     _keep_sockets_in(folder)
 
     def watch() -> None:
@@ -269,8 +269,7 @@ def _end_group(replica: "subprocess.Popen[bytes]") -> None:
         return False
 
     if not _until(ended):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(replica.pid, signal.SIGKILL)
+        kill_group(replica.pid)
 
 
 def _until(happened: Callable[[], bool]) -> bool:

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 from outdo.extras.sandbox.base import DEFAULT_LIMITS, Limits, Outcome
 from outdo.extras.sandbox.interpreter import Interpreter, interpreters, user_of_programs
-from outdo.extras.sandbox.process import execute, interpreter_arguments, kill_session, memory_file, shell_status
+from outdo.extras.sandbox.process import execute, interpreter_arguments, memory_file, shell_status
 from outdo.extras.sandbox.seccomp import OWN_PROCESS, system_call_filter
 from outdo.rewards.limits import running_threads
+from outdo.utils.child import kill_group
 
 PROGRAMS_AT_ONCE = 16
 """Programs of a user that may each have `Limits.threads` threads: the kernel counts the threads of a user together."""
@@ -107,7 +108,7 @@ class Landlock:
                 limits,
                 descriptors=(source, ruleset),
                 user=user,
-                kill=kill_session,
+                kill=kill_group,
                 exit_status=shell_status,
             )
 

@@ -5,7 +5,8 @@ import sys
 from dataclasses import dataclass
 
 from outdo.extras.sandbox.base import DEFAULT_LIMITS, Limits, Outcome
-from outdo.extras.sandbox.process import execute, interpreter_arguments, kill_session, memory_file, shell_status
+from outdo.extras.sandbox.process import execute, interpreter_arguments, memory_file, shell_status
+from outdo.utils.child import kill_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,6 @@ class UnsafeLocal:
                 stdin,
                 limits,
                 descriptors=[source],
-                kill=kill_session,
+                kill=kill_group,
                 exit_status=shell_status,
             )

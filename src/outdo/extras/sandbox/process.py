@@ -6,7 +6,6 @@ accidents (`local`).
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -71,12 +70,6 @@ def interpreter_arguments(
 def shell_status(status: int) -> int:
     """Return the exit status of a program, 128 + n after signal n, from that of `subprocess`, -n."""
     return status if status >= 0 else 128 - status
-
-
-def kill_session(leader: int) -> None:
-    """Kill a process with those that it started, unless they left its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 @contextlib.contextmanager

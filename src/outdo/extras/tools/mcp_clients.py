@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
+from outdo.utils.child import ending_with_this_process
 from outdo.utils.errors import UserError
 
 READ = 86400.0
@@ -29,17 +29,6 @@ FAILED_RESPONSES = ("Session terminated", "Server returned an error response")
 """What the library says for a status of HTTP: the server knows the session no more, or cannot answer at all."""
 
 logging.getLogger("mcp.client.streamable_http").setLevel(logging.CRITICAL)  # outdo says what failed
-
-_END_WITH_PARENT = """
-import ctypes, os, signal, sys
-parent, command = int(sys.argv[1]), sys.argv[2:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != parent:
-    os._exit(1)
-os.execvp(command[0], command)
-"""
-"""Becomes the server; Linux kills it as soon as outdo ends, however that happens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +58,9 @@ class Program:
         ]
         if mistakes:
             raise UserError(mistakes)
-        first = ["-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())]
+        first, *others = ending_with_this_process(self.command)
         given = {name: os.environ[name] for name in self.environment}
-        parameters = StdioServerParameters(command=sys.executable, args=[*first, *self.command], env=given)
+        parameters = StdioServerParameters(command=first, args=others, env=given)
         return Client(parameters, cache=None)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from outdo.extras.episodes.tools import LateError, ToolError
 from outdo.extras.tools import tool_worker_main
 from outdo.rewards.limits import WorkerLimits
-from outdo.rewards.worker import in_lasting_thread
 from outdo.rewards.worker_output import WorkerOutput
-from outdo.rewards.worker_process import WorkerEndedError, WorkerProcess
+from outdo.rewards.worker_process import WorkerProcess
+from outdo.utils.child import ChildLostError
 from outdo.utils.errors import MachineError, UserError
 from outdo.utils.imports import names_of
 
@@ -82,7 +82,7 @@ class ToolWorkers:
             kept = True
         except TimeoutError:
             raise LateError(f"{self.name} had no result after {self.limits.timeout:g} s") from None
-        except WorkerEndedError as error:
+        except ChildLostError as error:
             if used:
                 return None
             raise ToolError("raised", f"{self.name} ended its process: {error}") from None
@@ -128,7 +128,7 @@ class ToolWorkers:
 
     def _started(self) -> WorkerProcess:
         try:
-            return in_lasting_thread(self._start)
+            return self._start()
         except OSError as error:
             raise MachineError(f"a worker process for the tool {self.name} cannot be started: {error}") from error
 

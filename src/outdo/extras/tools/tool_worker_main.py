@@ -15,9 +15,9 @@ MOST_CHARACTERS = 1 << 20
 """Characters of a result; a longer one is an error that the policy reads."""
 
 
-def serve(descriptor: int, parent: int, memory: int) -> None:
+def serve(descriptor: int, memory: int) -> None:
     """Answer the requests on the socket `descriptor`; `memory` is the most that this process may use, in bytes."""
-    worker_main.serve(descriptor, parent, memory, load=_load)
+    worker_main.serve(descriptor, memory, load=_load)
 
 
 def _load(request: bytes) -> tuple[worker_main.Respond | None, float | None, dict[str, Any]]:

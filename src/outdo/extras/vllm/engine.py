@@ -1,7 +1,7 @@
 """The engine that samples by vLLM: its requests and their results, in the form that vLLM has.
 
 vLLM runs in an environment of its own: as a process that this engine starts with the interpreter of that environment
-(`child.py`), or as a server elsewhere (`http.py`). Nothing of vLLM is imported here.
+(`process.py`), or as a server elsewhere (`http.py`). Nothing of vLLM is imported here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

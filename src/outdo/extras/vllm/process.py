@@ -1,16 +1,22 @@
-"""vLLM as a process of this run: which model it starts with, and how new weights reach it.
+"""vLLM as a process of this run: which model it starts with, how new weights reach it, and how it is asked.
+
+The process runs `server.py` in the environment of vLLM. It sends a heartbeat every second, with the number of steps
+that its engine has made: one that falls silent, or that makes no step while it should, is killed with all processes
+that it started.
 
 The weights go through files in shared memory. vLLM serves a LoRA adapter beside its base, and gets a new folder for
 each version; all other weights, and adapters that vLLM does not serve, replace those of the whole model.
 """
 
+import json
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, NoReturn
 
 from outdo.extras.remote_engines.weights_folder import WeightsFolder
-from outdo.extras.vllm.child import Child, command
 from outdo.extras.vllm.weights import (
     base_folder,
     bytes_in,
@@ -23,6 +29,22 @@ from outdo.extras.vllm.weights import (
 )
 from outdo.models.adapter import has_adapter
 from outdo.rollouts.engines.base import PolicyView
+from outdo.utils.child import NONCE_BYTES, Child, ChildLostError
+from outdo.utils.errors import EngineError, EngineLostError
+from outdo.utils.text import escape_control
+from outdo.utils.watchdog import Watchdog
+
+SERVER = Path(__file__).with_name("server.py")
+PROTOCOL = 1
+HEARTBEAT = bytes(NONCE_BYTES)
+LOADING = 1800.0
+"""Seconds that an interpreter may take to start, and that loading a model or new weights may take."""
+LARGEST = 1 << 32
+"""Bytes of a response."""
+LOG_BYTES, LOG_LINES = 8192, 12
+"""The end of what the process has printed: it is kept, and an error shows its last lines."""
+NOT_PASSED = ("PYTHON", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""How the names of variables begin that belong to this process: vLLM reads those of torchrun as its own."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process to kill
@@ -41,19 +63,17 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class ProcessServer:
-    """A process with its own interpreter that runs vLLM, and the folder through which it gets weights."""
+    """A process with its own interpreter that runs vLLM, and the folder through which it gets weights.
 
-    def __init__(
-        self,
-        python: str,
-        options: Mapping[str, Any],
-        *,
-        timeout: float,
-        arguments: Sequence[str] | None = None,
-    ) -> None:
+    `timeout` is how long it may be silent, or work without progress, in seconds. `options` are those of vLLM.
+    """
+
+    def __init__(self, python: str, options: Mapping[str, Any], *, timeout: float, server: str | Path = SERVER) -> None:
+        self.command = [python, "-I", str(server)]  # neither folders nor variables of outdo's Python reach it
         self.options = dict(options)
-        environment = {name: os.environ.get(name, value) for name, value in DEFAULT_ENVIRONMENT.items()} | ENVIRONMENT
-        self.child = Child(arguments or command(python), timeout=timeout, environment=environment)
+        self.timeout = timeout
+        self.child: Child | None = None
+        self.log = deque[int](maxlen=LOG_BYTES)
         self.folder: WeightsFolder | None = None
         self.merged_because = ""
         """Why the adapter is merged into the weights; empty if vLLM serves it."""
@@ -67,10 +87,10 @@ class ProcessServer:
             self.merged_because = why
         folder = self.folder.new()
         write_weights(policy, folder, as_adapter=as_adapter)
-        if self.child.pid is None:
+        if self.child is None:
             self._start(policy, folder, as_adapter=as_adapter)
         arguments = {"version": policy.version, "folder": str(folder), "is_adapter": as_adapter}
-        self.child.request("update", loads=True, **arguments)
+        self._request("update", loads=True, **arguments)
         self.folder.drop_others(folder)
         return bytes_in(folder)
 
@@ -92,27 +112,90 @@ class ProcessServer:
             options["max_model_len"] = policy.context
         if policy.forward.device.type == "cpu":
             options["enforce_eager"] = True  # compiling takes longer than it saves in small models
-        self.child.start({**options, **self.options})
+        self.start_process({**options, **self.options})
 
     def generate(self, requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         """Sample an answer to each request."""
-        return self.child.request("generate", requests=list(requests), sampling=dict(sampling))
+        return self._request("generate", requests=list(requests), sampling=dict(sampling))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> Mapping[str, Any]:
         """Score the tokens of sequences."""
-        return self.child.request("score", sequences=list(sequences))
+        return self._request("score", sequences=list(sequences))
 
     def health(self) -> None:
         """Raise `EngineError` unless the process answers."""
-        self.child.request("health")
+        self._request("health")
 
     def restart(self) -> None:
         """End the process; the next update starts another one."""
-        self.child.kill()
+        if self.child is not None:
+            self.child.kill()
+            self.child = None
 
     def close(self) -> None:
         """End the process, and remove the weights."""
-        self.child.kill()
+        self.restart()
         if self.folder is not None:
             self.folder.close()
             self.folder = None
+
+    def start_process(self, options: Mapping[str, Any]) -> None:
+        """Start the process and let it load a model with these options of vLLM.
+
+        Raises: EngineError if vLLM refuses the options or the model.
+        """
+        self.restart()
+        self.log.clear()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED)}
+        environment = {**DEFAULT_ENVIRONMENT, **inherited, **ENVIRONMENT}
+        try:
+            self.child = Child(self.command, self.log.extend, environment=environment)
+            self._request("start", loads=True, protocol=PROTOCOL, options=dict(options))
+        except OSError as error:
+            raise EngineError(f"the engine's process cannot be started: {error}") from error
+        except EngineLostError as error:  # with the same options it would fail again
+            raise EngineError(str(error)) from None
+
+    def _request(self, operation: str, *, loads: bool = False, **arguments: Any) -> dict[str, Any]:
+        """Send a request and return its response. `loads`: it loads weights, which makes no steps.
+
+        Raises: EngineLostError, and kills the process, if it ends, hangs, fails or sends something else.
+        """
+        if self.child is None:
+            raise EngineLostError("the engine's process does not run")
+        seconds = LOADING if operation == "start" else self.timeout
+        try:
+            request = json.dumps({"operation": operation, **arguments}).encode()
+            nonce = self.child.send(request, monotonic() + seconds)
+            response = self._response(self.child, nonce, LOADING if loads else self.timeout)
+        except TimeoutError:
+            self._lose(f"did not read a request, or send a response, for {seconds:g} s")
+        except ChildLostError as error:
+            self._lose(f"is lost: {error}")
+        except BaseException:  # an interrupt may have left a part of a message
+            self.restart()
+            raise
+        if "failed" in response:
+            self._lose(f"failed: {response['failed']}")
+        return response
+
+    def _response(self, child: Child, nonce: bytes, patience: float) -> dict[str, Any]:
+        """Return the response with this nonce. Older responses, of interrupted requests, are dropped."""
+        watchdog = Watchdog(self.timeout, patience, first=patience)  # until Python has started, a process is silent
+        while True:
+            if child.is_readable(1.0) or not child.alive:
+                answered, body = child.receive(monotonic() + self.timeout, LARGEST)
+                if answered == nonce:
+                    return body
+                if answered == HEARTBEAT:
+                    watchdog.hear(body.get("progress"))
+            if complaint := watchdog.complaint():
+                self._lose(complaint)
+
+    def _lose(self, reason: str) -> NoReturn:
+        """Kill the process and raise the error that names the reason, with the end of what it has printed."""
+        pid = None if self.child is None else self.child.pid
+        self.restart()
+        lines = bytes(self.log).decode("utf-8", "replace").splitlines()[-LOG_LINES:]
+        log = "".join(f"\n    {escape_control(line)}" for line in lines if line.strip())
+        raise EngineLostError(f"the engine (process {pid}) {reason}{log}")

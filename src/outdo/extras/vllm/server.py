@@ -7,10 +7,8 @@ has made, so that the trainer tells work from a hang.
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import socket
 import struct
 import sys
@@ -24,7 +22,6 @@ PROTOCOL = 1
 """The number of the protocol: the trainer and this script have to have the same."""
 HEADER = struct.Struct("!Q16s")
 HEARTBEAT = bytes(16)
-PR_SET_PDEATHSIG = 1
 
 
 class FailureError(Exception):
@@ -61,9 +58,8 @@ class Connection:
                 time.sleep(1.0)
 
 
-def serve(engine: "Engine", descriptor: int, parent: int) -> None:
-    """Answer the requests on the socket `descriptor` until the process `parent` ends."""
-    _end_with(parent)
+def serve(engine: "Engine", descriptor: int) -> None:
+    """Answer the requests on the socket `descriptor` until the trainer ends."""
     connection = Connection(descriptor)
     threading.Thread(target=connection.beat, args=(engine,), daemon=True).start()
     while (message := connection.receive()) is not None:
@@ -76,14 +72,6 @@ def serve(engine: "Engine", descriptor: int, parent: int) -> None:
         sys.stdout.flush()
         connection.send(nonce, response)
     os._exit(0)  # threads of the engine must not keep the process alive
-
-
-def _end_with(parent: int) -> None:
-    """Make Linux kill this process as soon as its parent ends; on other systems it ends with the socket."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class Engine:
@@ -215,4 +203,4 @@ def _pack_tied_head(model: Any) -> None:
 
 
 if __name__ == "__main__":
-    serve(Engine(), int(sys.argv[1]), int(sys.argv[2]))
+    serve(Engine(), int(sys.argv[1]))
