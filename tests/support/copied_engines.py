@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from engine_cases import fresh
 
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
@@ -21,7 +22,7 @@ Prompts = set[tuple[int, ...]]
 
 def separate(engine: "CopyingEngine") -> RemoteEngine:
     """The engine as a run opens it, with the bound for float32."""
-    return RemoteEngine(engine, Proof(FLOAT32))
+    return RemoteEngine(lambda _: engine, fresh(), Proof(FLOAT32))
 
 
 class CopyingEngine:

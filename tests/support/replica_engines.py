@@ -13,7 +13,7 @@ from replica_cases import divided, shared
 from safetensors.torch import load_file
 
 from outdo.config.recipe import Piece
-from outdo.extras.remote_engines.on_first import EngineOnFirst, OnFirst
+from outdo.extras.remote_engines.on_first import OnFirst
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.extras.replicas.replicas import Replicas
@@ -43,7 +43,7 @@ def processes_of_the_first(replicas: Replicas) -> None:
     updated(alone)
     updated(policy)
     engine.update_weights(policy)
-    processes = engine.engine.engine._processes
+    processes = engine.engine._processes
     assert len(processes) == int(replicas.first)
     for process in processes:
         os.kill(process._process.pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ def faults_of_an_engine(replicas: Replicas) -> None:
         def defect(*arguments: object) -> None:
             raise KeyError("a defect")
 
-        engine.engine.engine.score = defect
+        engine.engine.score = defect
         with pytest.raises(KeyError if replicas.first else WorkerError, match="a defect"):
             engine.score([[1, 2]])
         assert replicas.together(lambda: replicas.rank) == [0, 1]
@@ -160,8 +160,9 @@ def whole_folders(replicas: Replicas) -> None:
 
 def engine_with(fault: str, policy: Policy, replicas: Replicas, losses: int = 0) -> RemoteEngine:
     """An engine with a fault, as a run opens one beside replicas."""
-    shared_engine = EngineOnFirst(partial(CopyingEngine, fault=fault, losses=losses), policy, replicas)
-    return RemoteEngine(shared_engine, Proof(FLOAT32), quiet=not replicas.first)
+    make = partial(CopyingEngine, fault=fault, losses=losses)
+    with policy.forward.gathered():
+        return RemoteEngine(make, policy, Proof(FLOAT32), world=replicas)
 
 
 def divided_adapter(replicas: Replicas, updates: int = 1) -> Policy:

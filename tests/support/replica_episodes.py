@@ -16,7 +16,6 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.extras.episodes.conversation import TOKENS_READ
 from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.episode import Reply
-from outdo.extras.remote_engines.on_first import EngineOnFirst
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.extras.replicas.engine import ReplicatedEngine
@@ -168,14 +167,13 @@ def games_of_the_first(replicas: Replicas) -> None:
     alone = talking()
     expected = played(BuiltinEngine(alone), game(alone))
     policy = shared(talking(), replicas)
-    shared_engine = EngineOnFirst(CopyingEngine, policy, replicas)
-    engine = RemoteEngine(shared_engine, Proof(FLOAT32), quiet=not replicas.first)
+    engine = RemoteEngine(CopyingEngine, policy, Proof(FLOAT32), world=replicas)
     engine.update_weights(policy)
     GAMES.clear()
     assert played(engine, game(policy)) == expected
     assert GAMES.total() == (15 if replicas.first else 0)
     if replicas.first:
-        shared_engine.engine.losses = 1
+        engine.engine.losses = 1
     assert played(engine, game(policy)) == expected
     assert GAMES.total() == (45 if replicas.first else 0)
     assert engine.restarts == 1

@@ -42,7 +42,7 @@ def opened(policy: Policy, faults: Path, bound: Bound = FLOAT32, **options: str)
     """An engine whose updates have the fault that is in the file."""
     process.ENVIRONMENT |= {"STALE": str(faults), "OUTDO_SERVER": str(process.SERVER)}
     server = ProcessServer(PYTHON, options, timeout=1800, server=STALE)
-    engine = RemoteEngine(VllmEngine(server, policy, seed=3), Proof(bound))
+    engine = RemoteEngine(lambda view: VllmEngine(server, view, seed=3), policy, Proof(bound))
     engine.update_weights(policy)
     return engine
 

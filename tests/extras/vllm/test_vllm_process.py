@@ -128,7 +128,7 @@ def test_an_answer_to_another_request_is_dropped(engine, tmp_path):
 
 @pytest.mark.parametrize("fault", ["die", "fail"])
 def test_a_lost_process_is_replaced_and_answers_the_same_requests_alike(engine, tmp_path, fault):
-    separate = RemoteEngine(engine, Proof(FLOAT32))
+    separate = RemoteEngine(lambda _: engine, engine.policy, Proof(FLOAT32))
     separate.proof.check = lambda *how: None  # the stand-in is no model
     separate.update_weights(engine.policy)
     expected, first = separate.generate(requests(), SAMPLING), engine.server.child.pid

@@ -1,25 +1,19 @@
 """Open an engine with a copy of the weights, whichever a recipe names: it is proved to have them."""
 
-from collections.abc import Callable
 from functools import partial
 
 from outdo.config.engines import OF_COPIES, RAY
 from outdo.config.names import BUILTIN_ENGINE, ENGINES, RAY_ENGINE
 from outdo.config.recipe import Piece
-from outdo.extras.remote_engines.on_first import EngineOnFirst
 from outdo.extras.remote_engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Proof
-from outdo.extras.remote_engines.remote import RemoteEngine, RestartableEngine
+from outdo.extras.remote_engines.remote import Maker, RemoteEngine
 from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.probe import TOLERANCE
 from outdo.rollouts.engines.capabilities import PolicyOnFirst
 from outdo.utils.extras import load_extra
 from outdo.utils.imports import resolve
 from outdo.utils.world import World
-
-Maker = Callable[[PolicyView], RestartableEngine]
-"""Returns an engine that has no weights yet."""
 
 
 def open_remote_engine(
@@ -35,7 +29,11 @@ def open_remote_engine(
     make = _maker(piece, policy, seed=seed, world=world)
     sequences = max(SEQUENCES, piece.options.get("processes", 1))  # each process is proved
     proof = Proof(_bound(piece, policy.forward), sequences=sequences)
-    remote = _beside(policy, make, proof, on_first, world)
+    with policy.forward.gathered():
+        if on_first is None:
+            remote = RemoteEngine(make, policy, proof, world=world)
+        else:
+            remote = RemoteEngine(make, on_first.view, proof)
     try:
         if on_first is None:
             remote.update_weights(policy)
@@ -53,16 +51,6 @@ def _maker(piece: Piece, policy: Policy, *, seed: int, world: World) -> Maker:
         return partial(resolve(piece.name), seed=seed, **options)
     spec = RAY_ENGINE if options.pop("place", None) == RAY else ENGINES[piece.name].open
     return load_extra(spec, "engine")(policy, world, seed=seed, **options)
-
-
-def _beside(policy: Policy, make: Maker, proof: Proof, on_first: PolicyOnFirst | None, world: World) -> RemoteEngine:
-    """Return an engine beside the trainer, or beside all replicas; with `on_first`, for the first one alone."""
-    if len(world) == 1:
-        return RemoteEngine(make(policy), proof)
-    if on_first is None:
-        return RemoteEngine(EngineOnFirst(make, policy, world), proof, quiet=not world.first)
-    with policy.forward.gathered():
-        return RemoteEngine(make(on_first.view), proof)
 
 
 def _bound(piece: Piece, forward: Forward) -> Bound:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outdo.extras.remote_engines.on_first import call_on_first
 from outdo.models.adapter import has_adapter, on_same_base, switch
 from outdo.models.scorer import sequence_logprobs, token_scores
 from outdo.rollouts.engines.base import Engine, PolicyView
@@ -21,6 +22,7 @@ from outdo.rollouts.environments.base import check_completions
 from outdo.types import Batch, Completion, Request
 from outdo.utils.errors import DeliveryError, EngineError
 from outdo.utils.rng import Stream, stream_key
+from outdo.utils.world import ALONE, World
 
 SEQUENCES, LENGTH = 8, 64
 SAMPLED = 8
@@ -74,14 +76,14 @@ class Proof:
         self.last = 0.0
         self._earlier: deque[tuple[int, Tensor]] = deque(maxlen=REMEMBERED)
 
-    def check(self, engine: Engine, policy: PolicyView) -> None:
-        """Compare the two.
+    def check(self, engine: Engine, policy: PolicyView, world: World = ALONE) -> None:
+        """Compare the two. Beside several replicas the engine is the first one's, and all of them compare.
 
         Raises `DeliveryError` if they are further apart than the bound, with the token that is furthest apart and the
         likely cause; `EngineError` if what the engine returned cannot be right.
         """
         sequences = fixed_sequences(policy, self.sequences)
-        scores = _measure(engine, policy, sequences)
+        scores = _measure(engine, policy, sequences, world)
         differences = torch.cat(scores.differences()).abs()
         self.last, mean = float(differences.max()), float(differences.mean())
         if not (self.last <= self.bound.largest and mean <= self.bound.mean):  # NaN is neither
@@ -135,12 +137,12 @@ def fixed_sequences(policy: PolicyView, number: int = SEQUENCES) -> list[list[in
 
 
 @torch.no_grad()
-def _measure(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]]) -> Scores:
-    by_engine = engine.score(sequences)
+def _measure(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]], world: World) -> Scores:
+    by_engine = call_on_first(world, lambda: engine.score(sequences))
     lengths = [len(row) for row in by_engine]
     if lengths != [len(sequence) - 1 for sequence in sequences]:
         raise EngineError(f"the engine scored {lengths} tokens of test sequences of {len(sequences[0])} tokens")
-    completions = _sample(engine, policy, sequences)
+    completions = _sample(engine, policy, sequences, world)
     scaled, unscaled = (_sampled_scores(policy, sequences, completions, each) for each in (TEMPERATURE, 1.0))
     return Scores(
         engine=torch.tensor(by_engine),
@@ -151,14 +153,15 @@ def _measure(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]])
     )
 
 
-def _sample(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]]) -> list[Completion]:
+def _sample(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]], world: World) -> list[Completion]:
     """Sample a few tokens after each sequence. Raises `EngineError` for what cannot be sampled from the policy."""
     left = SAMPLED if policy.context is None else max(1, min(SAMPLED, policy.context - len(sequences[0])))
     requests = [
         Request(token_ids=tuple(sequence), stream=Stream("proof", 0, str(row), 0), max_tokens=left)
         for row, sequence in enumerate(sequences)
     ]
-    completions = engine.generate(requests, SamplingParams(temperature=TEMPERATURE, max_tokens=left))
+    sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=left)
+    completions = call_on_first(world, lambda: engine.generate(requests, sampling))
     check_completions(requests, completions)
     rows = len(policy.model.get_input_embeddings().get_parameter("weight"))
     for completion in completions:

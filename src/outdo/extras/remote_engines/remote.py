@@ -2,17 +2,21 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Protocol, TypeVar
 
+from outdo.extras.remote_engines.on_first import call_on_first
 from outdo.extras.remote_engines.proof import Proof
-from outdo.rollouts.engines.base import Engine, PolicyView
+from outdo.models.attention.forward import Forward
+from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
-from outdo.rollouts.engines.capabilities import DividesEpisodes, end_episodes, notes_of, returns_experts
+from outdo.rollouts.engines.capabilities import end_episodes, notes_of, returns_experts
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
-from outdo.utils.errors import EngineLostError
+from outdo.utils.errors import EngineError, EngineLostError
 from outdo.utils.rng import Stream
+from outdo.utils.world import ALONE, World
 
 TIMEOUT = 300.0
 """Seconds without progress after which an engine is lost, unless its options name others."""
@@ -34,19 +38,30 @@ class RestartableEngine(Engine, Protocol):
         ...
 
 
+Maker = Callable[[PolicyView], RestartableEngine]
+"""Returns an engine that has no weights yet."""
+
+
 class RemoteEngine:
-    """Delivers weights to `engine`, proves after each delivery that they arrived, and restarts it if it is lost.
+    """Delivers weights to the engine that `make` returns, proves each delivery, and restarts an engine that is lost.
 
     A call that failed with `EngineLostError` is repeated with the same requests, so that the answers have the random
-    numbers that they would have had. Restarts are reported on standard error, unless it is `quiet`.
+    numbers that they would have had. Restarts are reported on standard error.
+
+    In a `world` of several replicas all of them make each call together. Each has an engine, to know what it is and to
+    decode by it; only that of the first one is started, gets weights and samples. What it returns, and its
+    `EngineError`, is returned or raised on all of them, so that they restart it, or end, together.
     """
 
-    def __init__(self, engine: RestartableEngine, proof: Proof, *, quiet: bool = False) -> None:
-        self.engine = engine
+    def __init__(self, make: Maker, policy: PolicyView, proof: Proof, *, world: World = ALONE) -> None:
+        self.world = world
         self.proof = proof
-        self.quiet = quiet
         self.restarts = 0
         self.seconds = self.proof_seconds = 0.0  # of the last delivery
+        self._forward: Forward | None = None
+        self.engine = make(self._whole(policy))
+        self._version: int | None = None
+        self._bytes = 0
         self._policy: PolicyView | None = None
         self._delivered: int | None = None
         self._is_lost = False
@@ -55,7 +70,9 @@ class RemoteEngine:
     @property
     def version(self) -> int:
         """The number of optimiser steps of the weights that it samples from."""
-        return self.engine.version
+        if self._version is None:
+            raise EngineError("the engine has no weights yet: call `update_weights(policy)` first")
+        return self._version
 
     def update_weights(self, policy: PolicyView) -> None:
         """Deliver the weights of this policy, unless the engine has them, and compare the engine with the policy.
@@ -69,23 +86,22 @@ class RemoteEngine:
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        return self._repeated(lambda: self.engine.generate(requests, sampling))
+        return self._asked(lambda: self.engine.generate(requests, sampling))
 
     def divide_episodes(
         self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Result]]
     ) -> list[Result]:
-        """Return what `play` returns for all groups of episodes.
+        """Return what `play` returns for all groups of episodes. Of several replicas the first one plays them.
 
-        Beside several replicas all of them are played again if the engine is lost; else only the call that failed is.
+        Then all of them are played again if the engine is lost; else only the call that failed is repeated.
         """
-        shared = self.engine
-        if not isinstance(shared, DividesEpisodes):
+        if len(self.world) == 1:
             return play(self, groups)
-        return self._repeated(lambda: shared.divide_episodes(groups, play))
+        return self._asked(lambda: play(self.engine, groups))
 
     def end_episodes(self, episodes: Sequence[Stream]) -> None:
         """Tell the engine that these episodes have ended."""
-        self._repeated(lambda: end_episodes(self.engine, episodes))
+        self._asked(lambda: end_episodes(self.engine, episodes))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
@@ -93,14 +109,14 @@ class RemoteEngine:
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
-        return self._repeated(lambda: self.engine.score(sequences))
+        return self._asked(lambda: self.engine.score(sequences))
 
     def health(self) -> None:
         """Raise `EngineError` unless the engine can answer."""
-        self.engine.health()
+        call_on_first(self.world, self.engine.health)
 
     def close(self) -> None:
-        """Release what the engine holds. A call in another thread ends with an error."""
+        """Release what the engine of this replica holds. A call in another thread ends with an error."""
         self._is_closed = True
         self.engine.close()
 
@@ -127,7 +143,7 @@ class RemoteEngine:
         """Return the seconds and the bytes of the last delivery, the seconds of its proof, and all restarts."""
         return {
             "engine/delivery_seconds": self.seconds,
-            "engine/delivery_bytes": float(getattr(self.engine, "delivered_bytes", 0)),  # one of the user may lack it
+            "engine/delivery_bytes": float(self._bytes),
             "engine/proof_seconds": self.proof_seconds,
             "engine/restarts": float(self.restarts),
         }
@@ -137,11 +153,30 @@ class RemoteEngine:
         if self._delivered is None:  # a restart may have delivered them just now
             began = perf_counter()
             with self._policy.forward.gathered():
-                self.engine.update_weights(self._policy)
+                self._version = None
+                whole = self._whole(self._policy)
+                self._version, self._bytes = call_on_first(self.world, lambda: self._update(whole))
                 delivered = perf_counter()
-                self.proof.check(self.engine, self._policy)
+                self.proof.check(self.engine, self._policy, self.world)
             self.seconds, self.proof_seconds = delivered - began, perf_counter() - delivered
             self._delivered = self._policy.version
+
+    def _whole(self, policy: PolicyView) -> PolicyView:
+        """Return a policy as the engine reads it: not divided among replicas, and with weights while it is gathered."""
+        if len(self.world) == 1:
+            return policy
+        if policy.forward is not self._forward:
+            self._forward, self._snapshot = policy.forward, PolicySnapshot.whole(policy)
+        return replace(self._snapshot, version=policy.version)
+
+    def _update(self, policy: PolicyView) -> tuple[int, int]:
+        """Deliver the weights of a policy; return their version and their bytes."""
+        self.engine.update_weights(policy)
+        return self.engine.version, getattr(self.engine, "delivered_bytes", 0)  # one of the user may lack it
+
+    def _asked(self, work: Callable[[], Result]) -> Result:
+        """Do some work with the engine, on the first replica; repeat it if the engine is lost."""
+        return self._repeated(lambda: call_on_first(self.world, work))
 
     def _repeated(self, work: Callable[[], Result]) -> Result:
         """Do the work; if the engine is lost, restart it and do the work again, up to `RESTARTS` times."""
@@ -154,7 +189,7 @@ class RemoteEngine:
                 self._is_lost = True
                 if self._is_closed or not attempts_left:
                     raise
-                if not self.quiet:
+                if self.world.first:
                     sys.stderr.write(f"the engine is restarted: {error}\n")
             finally:
                 if self._is_closed:  # by another thread, while this one may have started it again
@@ -162,7 +197,8 @@ class RemoteEngine:
         raise AssertionError("the last attempt returns or raises")
 
     def _restart(self) -> None:
-        self.engine.restart()
+        self._version = None
+        call_on_first(self.world, self.engine.restart)
         self.restarts += 1
         self._is_lost, self._delivered = False, None
         if self._policy is not None:
