@@ -13,7 +13,7 @@ from replica_cases import divided, shared
 from safetensors.torch import load_file
 
 from outdo.config.recipe import Piece
-from outdo.extras.remote_engines.on_first import OnFirst
+from outdo.extras.remote_engines.first_replica import PolicyOnFirstReplica
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.extras.replicas.replicas import Replicas
@@ -81,12 +81,12 @@ def a_thread_of_the_first(replicas: Replicas) -> None:
 
 
 def _without_the_other(policy: Policy, replicas: Replicas) -> None:
-    on_first = OnFirst(policy, replicas)
-    engine = open_engine(ONE, policy, seed=3, on_first=on_first, world=replicas)
+    first_replica = PolicyOnFirstReplica(policy, replicas)
+    engine = open_engine(ONE, policy, seed=3, first_replica=first_replica, world=replicas)
     alone, asked = BuiltinEngine(policy, seed=3), requests(siblings=2)
     with policy.forward.gathered():
         before = alone.generate(asked, SAMPLING)
-    copied = on_first.copied()
+    copied = first_replica.copied()
     assert (copied is not None) == replicas.first
     updated(policy)
     if copied is not None:  # the other replica does nothing meanwhile
@@ -100,7 +100,7 @@ def _without_the_other(policy: Policy, replicas: Replicas) -> None:
         engine.update_weights(newest)
         return engine.generate(asked, SAMPLING)
 
-    assert on_first.with_policy(evaluation) == after != before
+    assert first_replica.with_policy(evaluation) == after != before
     if replicas.first:
         assert engine.engine._processes is processes  # they were not started anew
     engine.close()
@@ -109,7 +109,7 @@ def _without_the_other(policy: Policy, replicas: Replicas) -> None:
         raise EngineLostError("it has ended")
 
     with pytest.raises(EngineLostError, match="it has ended"):
-        on_first.with_policy(lost)
+        first_replica.with_policy(lost)
 
 
 def faults_of_an_engine(replicas: Replicas) -> None:

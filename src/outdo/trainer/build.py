@@ -156,9 +156,9 @@ def build_run(
         policy = _policy(recipe, facts, world)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires, world)
     prompts, held_out, data_notes = build_prompts(recipe, questions, policy, display)
-    engine, on_first = open_engine_of_run(recipe, policy, world)
+    engine, first_replica = open_engine_of_run(recipe, policy, world)
     routes, routing_notes = replays_routes(engine, policy.forward)
-    asked = reward if on_first else asked_together(reward, world)
+    asked = reward if first_replica else asked_together(reward, world)
     environment, eval_environment = _environments(recipe, policy, asked, online_reward_models)
     sampler = _sampler(recipe, engine, environment, prompts, requires, routes=routes)
     return Run(
@@ -172,7 +172,7 @@ def build_run(
         engine=engine,
         eval_environment=eval_environment,
         sampler=sampler,
-        rollouts=open_rollouts(recipe, sampler, prompts, policy, on_first),
+        rollouts=open_rollouts(recipe, sampler, prompts, policy, first_replica),
         advantage=advantage,
         objective=objective,
         stop=stop,

@@ -11,7 +11,7 @@ from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.probe import choice_of
-from outdo.rollouts.engines.capabilities import PolicyOnFirst, returns_experts
+from outdo.rollouts.engines.capabilities import FirstReplica, returns_experts
 from outdo.trainer.progress_bar import Count
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra
@@ -35,19 +35,19 @@ def named_engine(argument: str | None, recipe: Recipe | None = None) -> Piece:
 
 
 def open_engine(
-    piece: Piece, policy: Policy, *, seed: int = 0, on_first: PolicyOnFirst | None = None, world: World = ALONE
+    piece: Piece, policy: Policy, *, seed: int = 0, first_replica: FirstReplica | None = None, world: World = ALONE
 ) -> Engine:
     """Return an engine that samples from `policy`, with its weights.
 
     The built-in engine samples in this process, or in every process of the `world`. Every other one, and the built-in
     one in processes of its own, has a copy of the weights, and each delivery to it is proved. Beside several replicas
-    it is the first one's; all of them call this together. With `on_first` that replica alone uses it from then on.
+    it is the first one's; all of them call this together. With `first_replica` that one alone uses it from then on.
 
     Raises: EngineError if it does not start, and DeliveryError if it does not have the policy's weights.
     """
     if is_remote(piece):
         open_remote = load_extra(REMOTE_ENGINE, f'engine = "{piece.name}"')
-        return open_remote(piece, policy, seed=seed, on_first=on_first, world=world)
+        return open_remote(piece, policy, seed=seed, first_replica=first_replica, world=world)
     engine = BuiltinEngine(policy, seed=seed)
     return engine if len(world) == 1 else load_extra(REPLICATED_ENGINE, "cluster.replicas")(engine, world)
 

@@ -225,7 +225,7 @@ def test_replicas_take_a_state_together_only_where_each_writes_a_part_of_the_wei
     ahead = sampling_ahead(Sampler(), lag=1)
     alone = ahead.state(after=0)
     calls = []
-    ahead.on_first = SimpleNamespace(call=lambda compute: calls.append(1) or compute())
+    ahead.first_replica = SimpleNamespace(call=lambda compute: calls.append(1) or compute())
     monkeypatch.setattr(type(ahead.policy.forward), "sharding", object())
     monkeypatch.setattr(ahead.policy.optimiser, "is_sharded", is_sharded)
     assert ahead.state(after=0) == alone

@@ -10,19 +10,19 @@ from outdo.extras.remote_engines.remote import Maker, RemoteEngine
 from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.probe import TOLERANCE
-from outdo.rollouts.engines.capabilities import PolicyOnFirst
+from outdo.rollouts.engines.capabilities import FirstReplica
 from outdo.utils.extras import load_extra
 from outdo.utils.imports import resolve
 from outdo.utils.world import World
 
 
 def open_remote_engine(
-    piece: Piece, policy: Policy, *, seed: int, on_first: PolicyOnFirst | None, world: World
+    piece: Piece, policy: Policy, *, seed: int, first_replica: FirstReplica | None, world: World
 ) -> RemoteEngine:
     """Return an engine with the weights of `policy`.
 
-    Beside several replicas it is the first one's; all of them have to call this together. With `on_first` that replica
-    alone uses it from then on.
+    Beside several replicas it is the first one's; all of them have to call this together. With `first_replica` that
+    one alone uses it from then on.
 
     Raises: EngineError if it does not start, and DeliveryError if it does not have the policy's weights.
     """
@@ -30,15 +30,15 @@ def open_remote_engine(
     sequences = max(SEQUENCES, piece.options.get("processes", 1))  # each process is proved
     proof = Proof(_bound(piece, policy.forward), sequences=sequences)
     with policy.forward.gathered():
-        if on_first is None:
+        if first_replica is None:
             remote = RemoteEngine(make, policy, proof, world=world)
         else:
-            remote = RemoteEngine(make, on_first.view, proof)
+            remote = RemoteEngine(make, first_replica.view, proof)
     try:
-        if on_first is None:
+        if first_replica is None:
             remote.update_weights(policy)
         else:
-            on_first.with_policy(remote.update_weights)
+            first_replica.with_policy(remote.update_weights)
     except BaseException:
         remote.close()
         raise

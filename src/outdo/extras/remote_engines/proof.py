@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outdo.extras.remote_engines.on_first import call_on_first
+from outdo.extras.remote_engines.first_replica import on_first_replica
 from outdo.models.adapter import has_adapter, on_same_base, switch
 from outdo.models.scorer import sequence_logprobs, token_scores
 from outdo.rollouts.engines.base import Engine, PolicyView
@@ -138,7 +138,7 @@ def fixed_sequences(policy: PolicyView, number: int = SEQUENCES) -> list[list[in
 
 @torch.no_grad()
 def _measure(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]], world: World) -> Scores:
-    by_engine = call_on_first(world, lambda: engine.score(sequences))
+    by_engine = on_first_replica(world, lambda: engine.score(sequences))
     lengths = [len(row) for row in by_engine]
     if lengths != [len(sequence) - 1 for sequence in sequences]:
         raise EngineError(f"the engine scored {lengths} tokens of test sequences of {len(sequences[0])} tokens")
@@ -161,7 +161,7 @@ def _sample(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]], 
         for row, sequence in enumerate(sequences)
     ]
     sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=left)
-    completions = call_on_first(world, lambda: engine.generate(requests, sampling))
+    completions = on_first_replica(world, lambda: engine.generate(requests, sampling))
     check_completions(requests, completions)
     rows = len(policy.model.get_input_embeddings().get_parameter("weight"))
     for completion in completions:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from outdo.extras.remote_engines.on_first import call_on_first
+from outdo.extras.remote_engines.first_replica import on_first_replica
 from outdo.extras.remote_engines.proof import Proof
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
@@ -86,7 +86,7 @@ class RemoteEngine:
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        return self._asked(lambda: self.engine.generate(requests, sampling))
+        return self._ask(lambda: self.engine.generate(requests, sampling))
 
     def divide_episodes(
         self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Result]]
@@ -97,11 +97,11 @@ class RemoteEngine:
         """
         if len(self.world) == 1:
             return play(self, groups)
-        return self._asked(lambda: play(self.engine, groups))
+        return self._ask(lambda: play(self.engine, groups))
 
     def end_episodes(self, episodes: Sequence[Stream]) -> None:
         """Tell the engine that these episodes have ended."""
-        self._asked(lambda: end_episodes(self.engine, episodes))
+        self._ask(lambda: end_episodes(self.engine, episodes))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
@@ -109,11 +109,11 @@ class RemoteEngine:
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
-        return self._asked(lambda: self.engine.score(sequences))
+        return self._ask(lambda: self.engine.score(sequences))
 
     def health(self) -> None:
         """Raise `EngineError` unless the engine can answer."""
-        call_on_first(self.world, self.engine.health)
+        on_first_replica(self.world, self.engine.health)
 
     def close(self) -> None:
         """Release what the engine of this replica holds. A call in another thread ends with an error."""
@@ -155,7 +155,7 @@ class RemoteEngine:
             with self._policy.forward.gathered():
                 self._version = None
                 whole = self._whole(self._policy)
-                self._version, self._bytes = call_on_first(self.world, lambda: self._update(whole))
+                self._version, self._bytes = on_first_replica(self.world, lambda: self._update(whole))
                 delivered = perf_counter()
                 self.proof.check(self.engine, self._policy, self.world)
             self.seconds, self.proof_seconds = delivered - began, perf_counter() - delivered
@@ -174,9 +174,9 @@ class RemoteEngine:
         self.engine.update_weights(policy)
         return self.engine.version, getattr(self.engine, "delivered_bytes", 0)  # one of the user may lack it
 
-    def _asked(self, work: Callable[[], Result]) -> Result:
+    def _ask(self, work: Callable[[], Result]) -> Result:
         """Do some work with the engine, on the first replica; repeat it if the engine is lost."""
-        return self._repeated(lambda: call_on_first(self.world, work))
+        return self._repeated(lambda: on_first_replica(self.world, work))
 
     def _repeated(self, work: Callable[[], Result]) -> Result:
         """Do the work; if the engine is lost, restart it and do the work again, up to `RESTARTS` times."""
@@ -198,7 +198,7 @@ class RemoteEngine:
 
     def _restart(self) -> None:
         self._version = None
-        call_on_first(self.world, self.engine.restart)
+        on_first_replica(self.world, self.engine.restart)
         self.restarts += 1
         self._is_lost, self._delivered = False, None
         if self._policy is not None:

@@ -23,7 +23,7 @@ from outdo.extras.staleness.versions import staleness
 from outdo.models.adapter import trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
-from outdo.rollouts.engines.capabilities import PolicyOnFirst
+from outdo.rollouts.engines.capabilities import FirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import (
@@ -79,7 +79,7 @@ class AsynchronousRollouts:
         policy: what is trained.
         lag: the number of steps.
         last: the last step; batches after it are not sampled.
-        on_first: the policy as the first of several replicas samples from it; None without a lag.
+        first_replica: the policy as the first of several replicas samples from it; None without a lag.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AsynchronousRollouts:
         *,
         lag: int,
         last: int,
-        on_first: PolicyOnFirst | None = None,
+        first_replica: FirstReplica | None = None,
     ) -> None:
         self.sampler = sampler
         self.questions = questions
@@ -98,8 +98,8 @@ class AsynchronousRollouts:
         self.lag = lag
         self.ahead = lag  # the steps before its own in which the answers of a batch are finished
         self.last = last
-        self.on_first = on_first
-        self._samples = on_first is None or on_first.world.first
+        self.first_replica = first_replica
+        self._samples = first_replica is None or first_replica.world.first
         self._engine_lock = Lock()  # of the engine and the rewards
         self._step = 0  # the newest that `train` has got
         self._batches: dict[int, _Batch] = {}  # by step: that one, and those ahead of it
@@ -147,7 +147,7 @@ class AsynchronousRollouts:
             with self._engine_lock:
                 return work(policy)
 
-        return alone(self.policy) if self.on_first is None else self.on_first.with_policy(alone)
+        return alone(self.policy) if self.first_replica is None else self.first_replica.with_policy(alone)
 
     def wait(self) -> None:
         """Wait until each requested batch is sampled, or one has failed, where this process samples them."""
@@ -182,18 +182,18 @@ class AsynchronousRollouts:
                 self._thread.start()
 
     def _copied(self) -> PolicySnapshot | None:
-        return PolicySnapshot.copied(self.policy) if self.on_first is None else self.on_first.copied()
+        return PolicySnapshot.copied(self.policy) if self.first_replica is None else self.first_replica.copied()
 
     def _received(self, batch: _Batch) -> _Answers:
         """Wait for the answers of a batch, on all replicas."""
-        if self.on_first is None:
+        if self.first_replica is None:
             return batch.answers.result()
         known = self.questions.known()
 
         def state() -> tuple[dict[str, Any], float | None]:
             return _state_of(batch, known), batch.answers.result().seconds
 
-        found, seconds = self.on_first.call(state)
+        found, seconds = self.first_replica.call(state)
         if not batch.answers.done():
             batch.answers.set_result(replace(_answers_of(found, known), seconds=seconds))
         return batch.answers.result()
@@ -242,8 +242,8 @@ class AsynchronousRollouts:
         questions and the `ledger`. After `wait` all are sampled, and the state does not depend on speed. Replicas with
         parts of the trained weights, which write a checkpoint together, have to call it together.
         """
-        if self.on_first is not None and self.policy.optimiser.is_sharded:
-            return self.on_first.call(lambda: self._state(after))
+        if self.first_replica is not None and self.policy.optimiser.is_sharded:
+            return self.first_replica.call(lambda: self._state(after))
         return self._state(after)
 
     def _state(self, after: int) -> dict[str, Any]:

@@ -81,8 +81,8 @@ def returns_experts(engine: Engine) -> bool:
     return getattr(engine, "returns_experts", True)
 
 
-class PolicyOnFirst(Protocol):
-    """A policy of several replicas, as an engine that only the first one uses reads it."""
+class FirstReplica(Protocol):
+    """The first of several replicas, for an engine that it alone uses: what it has of the policy of all."""
 
     @property
     def view(self) -> PolicySnapshot:

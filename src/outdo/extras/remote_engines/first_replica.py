@@ -16,7 +16,7 @@ from outdo.utils.world import World
 Value = TypeVar("Value")
 
 
-class OnFirst:
+class PolicyOnFirstReplica:
     """A policy of several replicas, as an engine of the first one reads it without the others.
 
     All replicas make each call together. Weights that are divided among them are gathered for it, and only the first
@@ -38,24 +38,24 @@ class OnFirst:
     def with_policy(self, work: Callable[[PolicyView], Value]) -> Value:
         """Return on all replicas what `work` returns on the first one, for a policy with the newest weights."""
         if self.policy.forward.sharding is None:
-            return call_on_first(self.world, lambda: work(self.policy))
+            return on_first_replica(self.world, lambda: work(self.policy))
         copied = self.copied()
 
         def with_copy() -> Value:
             assert copied is not None, "the first replica has one"
             return work(copied)
 
-        return call_on_first(self.world, with_copy)
+        return on_first_replica(self.world, with_copy)
 
     def call(self, compute: Callable[[], Value]) -> Value:
         """Compute on the first replica alone; return the result, or raise its `EngineError`, on all."""
-        return call_on_first(self.world, compute)
+        return on_first_replica(self.world, compute)
 
     def _copied(self) -> PolicySnapshot:
         return PolicySnapshot.copied(replace(self.view, version=self.policy.version))
 
 
-def call_on_first(world: World, call: Callable[[], Value]) -> Value:
+def on_first_replica(world: World, call: Callable[[], Value]) -> Value:
     """Call on the first replica alone; return the result, or raise its `EngineError`, on all."""
 
     def attempt() -> tuple[list[Value], EngineError | None]:
