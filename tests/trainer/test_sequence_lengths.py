@@ -27,7 +27,7 @@ from outdo.trainer.sequence_lengths import (
     sampled_places,
 )
 from outdo.trainer.step_memory import numbers_of_layer
-from outdo.utils.batching import pack_by_tokens
+from outdo.types.rows import pack_by_tokens
 
 SMALL = ["train.prompts=2", "train.group_size=4", "sampling.max_tokens=10", "steps=8"]
 

@@ -8,6 +8,7 @@ several.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -17,7 +18,6 @@ from torch.nn.functional import pad
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy, token_collision, top_tokens
 from outdo.types import Batch, TokenScores
-from outdo.utils.batching import accumulate
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.timing import span
@@ -156,22 +156,19 @@ class LocalScoring:
         whole_groups: bool,
     ) -> ByRows[LossAndGrads]:
         """See `Scoring.accumulate`."""
-
-        def forward(rows: list[int]) -> tuple[tuple[TokenScores, LossAndGrads], tuple[list[int], LossAndGrads]]:
+        budget = sizes.micro_batch_tokens
+        micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in parts]
+        results: ByRows[LossAndGrads] = []
+        for rows in chain.from_iterable(micro_batches):
             micro = batch.rows(torch.tensor(rows)).to(self.model_forward.device)
             with span("forward"):
                 scores = token_scores(self.model_forward, micro, entropy, sizes.chunk)
             result = loss(map_scores(scores, Tensor.detach), micro)
-            return (scores, result), (rows, result)
-
-        def backward(graph: tuple[TokenScores, LossAndGrads]) -> None:
             with span("backward"):
-                scores, result = graph
                 backward_scores(scores, *result.grads)
-
-        budget = sizes.micro_batch_tokens
-        micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in parts]
-        return accumulate([rows for part in micro_batches for rows in part], forward, backward)
+            del scores  # its graph, before the forward pass of the next micro-batch: only one exists at a time
+            results.append((rows, result))
+        return results
 
     def clear(self) -> None:
         """See `Scoring.clear`."""

@@ -86,7 +86,7 @@ def _steps(lengths: SequenceLengths, recipe: Recipe, rows: int) -> Iterator[list
 
 
 def micro_batches(prompts: Sequence[int], answer: int, group: int, budget: int, rows: int) -> list[list[Unit]]:
-    """Divide the first `rows` answers to some prompts as `utils.batching.pack_by_tokens` does, all of equal length."""
+    """Divide the first `rows` answers to some prompts as `types.rows.pack_by_tokens` does, all of equal length."""
     units: list[Unit] = []
     for place, prompt in enumerate(prompts):
         members = min(group, rows - place * group)

@@ -5,27 +5,18 @@ and the column `right` of the record are True, False, or null where the verdict 
 has no metric `right` and no metric `eval/greedy`; there nothing is called right, and the mean reward and its parts
 stand in its place (`headline`).
 
-**Signal** is spread: two rewards of a group differ (`has_spread`). Only then does a group-relative advantage have a
-gradient. The metric is `frac_reward_zero_std`, the share of the groups without spread.
+**Signal** is spread: two rewards of a group differ (`Group.informative`). Only then does a group-relative advantage
+have a gradient. The metric is `frac_reward_zero_std`, the share of the groups without spread.
 """
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container
 
 RIGHT = 1.0 - 1e-6
 """The least value of the reward that `eval.right` names, of an answer that counts as right: 1, up to rounding."""
 
 EVALUATIONS = ("greedy", "sampled")
 """The two kinds of answers to held-out questions: at temperature 0, and at temperature 1."""
-
-
-def has_spread(rewards: Iterable[float], baseline: float | None = None) -> bool:
-    """Return whether two of a group's scored rewards, or one of them and the baseline, differ by more than rounding."""
-    values = list(rewards)
-    if not values:
-        return False
-    values += [] if baseline is None else [baseline]
-    return not math.isclose(min(values), max(values), rel_tol=1e-6, abs_tol=1e-9)
 
 
 def headline(kind: str, known: Container[str]) -> str:

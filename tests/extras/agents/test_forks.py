@@ -26,7 +26,7 @@ from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import ScriptedEngine, tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Request
-from outdo.utils.batching import tokens_read
+from outdo.types.rows import tokens_read
 from outdo.utils.rng import Stream
 
 SAMPLING = SamplingParams(max_tokens=160)

@@ -28,7 +28,7 @@ from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import BatchSizes, ByRows, LocalScoring, Loss, LossAndGrads
 from outdo.types import Batch, TokenScores
-from outdo.utils.batching import group_neighbours
+from outdo.types.rows import group_neighbours
 from outdo.utils.bit_sums import bit_sums
 from outdo.utils.errors import WorkerError
 from outdo.utils.out_of_memory import is_out_of_memory

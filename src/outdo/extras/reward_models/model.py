@@ -39,7 +39,7 @@ from outdo.models.prompt_encoding import encode_prompt
 from outdo.models.scorer import Division
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, comparison_loss, is_useful, ranking_of
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
-from outdo.utils.batching import pack_by_tokens
+from outdo.types.rows import pack_by_tokens
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream, stream_key, uniforms
 

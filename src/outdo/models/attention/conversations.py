@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outdo.types import Batch
-from outdo.utils.batching import conversation_columns, pad_routes
+from outdo.types.rows import conversation_columns, pad_routes
 
 
 def conversations(batch: Batch) -> tuple[Batch, Tensor]:

@@ -1,8 +1,8 @@
-"""Packing rows into micro-batches, and accumulating gradients over them."""
+"""Packing rows into micro-batches."""
 
 import pytest
 
-from outdo.utils.batching import accumulate, pack_by_tokens
+from outdo.types.rows import pack_by_tokens
 
 LENGTHS, GROUPS = [3, 5, 2, 9, 1, 1], [0, 0, 1, 2, 2, 3]
 
@@ -23,14 +23,3 @@ def test_micro_batches_hold_at_most_the_budget(budget, whole_groups, expected):
 def test_some_rows_are_packed_by_their_numbers():
     assert pack_by_tokens([3, 4, 5], LENGTHS, GROUPS, 9, whole_groups=False) == [[3], [4, 5]]
     assert pack_by_tokens([], LENGTHS, GROUPS, 9, whole_groups=False) == []
-
-
-def test_each_backward_pass_comes_before_the_next_forward_pass():
-    calls = []
-
-    def forward(number: int) -> tuple[str, int]:
-        calls.append(f"forward {number}")
-        return f"backward {number}", number**2
-
-    assert accumulate([1, 2], forward, calls.append) == [1, 4]
-    assert calls == ["forward 1", "backward 1", "forward 2", "backward 2"]
