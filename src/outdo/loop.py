@@ -1,22 +1,22 @@
 """The training loop: one function that reads like the algorithm in the papers. It calls everything else in outdo."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from outdo.algorithms.advantages import Advantage, compute_advantages
 from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
-from outdo.models.bundle import Models
-from outdo.models.policy import Policy
 from outdo.types import Batch, Group, Prompt, Sampled, Step, Update
-from outdo.utils.timing import span
+
+Policy = TypeVar("Policy")
+SampledPolicy = TypeVar("SampledPolicy", contravariant=True)
 
 
-class Sampler(Protocol):
-    """Samples a group of answers to each question from the policy, and computes their rewards."""
+class Sampler(Protocol[SampledPolicy]):
+    """Samples a group of completions of each question from the policy, and computes their rewards."""
 
-    def __call__(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
+    def __call__(self, policy: SampledPolicy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
         """Return one group per question; fewer where questions were dropped. `Sampled` adds metrics of the sampling."""
         ...
 
@@ -26,7 +26,7 @@ Rollouts = Iterable[tuple[int, Sampled]]
 
 
 def in_turn(
-    policy: Policy, prompts: Iterable[Sequence[Prompt]], sample: Sampler, *, start: int = 1
+    policy: Policy, prompts: Iterable[Sequence[Prompt]], sample: Sampler[Policy], *, start: int = 1
 ) -> Iterator[tuple[int, Sampled]]:
     """Sample the groups of each step from the policy as it is then: sampling and training take turns.
 
@@ -36,8 +36,28 @@ def in_turn(
         yield step, Sampled.of(sample(policy, questions, step=step))  # π_old ← πθ: G outputs each, and rewards
 
 
+class TrainedModels(Protocol):
+    """The policy πθ, with the reference π_ref and the critic V where a method requires them; see `outdo.Models`."""
+
+    def check(self, required: Requires) -> None:
+        """Raise `ValueError` if a required model is missing."""
+        ...
+
+    def score(self, batch: Batch, required: Requires, *, passes: int) -> Batch:
+        """Compute old log-probabilities, reference log-probabilities and values where they are required."""
+        ...
+
+    def update(self, batch: Batch, objective: Objective) -> Update:
+        """Make one pass over a batch. The result has no tokens if only the critic learned."""
+        ...
+
+    def refresh(self, step: int) -> None:
+        """Count a finished step; if an iteration ends with it, update the reference."""
+        ...
+
+
 def train(
-    models: Models,
+    models: TrainedModels,
     rollouts: Rollouts,
     advantage: Advantage,
     objective: Objective,
@@ -45,9 +65,9 @@ def train(
     passes: int = 1,
     stop: Stop | None = None,
 ) -> Iterator[Step]:
-    """Train `models.policy` and yield every step. `rollouts` are those of `in_turn`, or of an asynchronous sampler.
+    """Train the policy and yield every step. `rollouts` are those of `in_turn`, or of an asynchronous sampler.
 
-    This is Algorithm 3 of CS336 and, with `models.refresh_every`, the iterative GRPO of DeepSeekMath (Algorithm 1).
+    This is Algorithm 3 of CS336 and, with `Models.refresh_every`, the iterative GRPO of DeepSeekMath (Algorithm 1).
     `passes` is μ. To stop, leave the loop. A step without a token to train on is yielded like any other and updates
     nothing. Raises `ValueError` at once where the advantage or the objective requires a model that is missing.
     """
@@ -55,7 +75,7 @@ def train(
     models.check(required)
     for index, sampled in rollouts:
         batch = Batch.from_groups(sampled.groups)
-        batch = score(batch, models, required, passes=passes)  # log π_old, log π_ref, values
+        batch = models.score(batch, required, passes=passes)  # log π_old, log π_ref, values
         batch = objective.prepare(compute_advantages(advantage, batch))  # Â; totals and targets: fixed for this batch
         updates: list[Update] = []
         reason = ""
@@ -65,28 +85,3 @@ def train(
                 reason = stop(batch, updates)
         models.refresh(index)  # π_ref ← πθ when an iteration ends
         yield Step(index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum")  # your body
-
-
-def score(batch: Batch, models: Models, required: Requires, *, passes: int) -> Batch:
-    """Compute old log-probabilities, reference log-probabilities and values where they are required.
-
-    In a single pass of a single optimiser step π_old is the policy itself: the forward pass of the training gives
-    `old_logprobs` as well. Only a piece that requires them earlier causes a forward pass of their own.
-    """
-    if batch.totals.tokens == 0:
-        return batch
-    if required.old_logprobs or required.old_entropy or passes * models.policy.batch_sizes.minibatches > 1:
-        with span("old"):
-            scores = models.policy.measure(batch, entropy="value" if required.old_entropy else "none")
-        batch = batch.with_(old_logprobs=scores.logprobs, old_entropy=scores.entropy)
-    if required.old_collision:
-        with span("old"):
-            batch = batch.with_(old_collision=models.policy.collision(batch))
-    if required.reference and models.reference is not None:
-        with span("reference"):
-            batch = batch.with_(ref_logprobs=models.reference.logprobs(batch))
-    if required.values and models.critic is not None:
-        with span("values"):
-            ends = models.critic.end_values(batch) if required.end_values else None
-            batch = batch.with_(values=models.critic.values(batch), end_values=ends)
-    return batch

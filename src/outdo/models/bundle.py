@@ -14,6 +14,7 @@ from outdo.models.reference import AdapterReference, Reference, frozen
 from outdo.models.scorer import Scorer
 from outdo.types import Batch, Update
 from outdo.utils.sharded_tensors import is_sharded
+from outdo.utils.timing import span
 
 
 class Models:
@@ -89,19 +90,43 @@ class Models:
         of_reference = {} if self.reference is None else self.reference.state()
         return any(each.optimiser.is_sharded for each in trained) or any(map(is_sharded, of_reference.values()))
 
-    def check(self, needs: Requires) -> None:
+    def check(self, required: Requires) -> None:
         """Raise `ValueError` if a required model is missing."""
         missing = [
             name
             for name, needed, model in (
-                ("reference", needs.reference, self.reference),
-                ("critic", needs.values, self.critic),
+                ("reference", required.reference, self.reference),
+                ("critic", required.values, self.critic),
             )
             if needed and model is None
         ]
         if missing:
             hint = "`Models.of(policy, objective, advantage=advantage)` makes what is needed"
             raise ValueError(f"the objective or the advantage needs a {' and a '.join(missing)}: {hint}")
+
+    def score(self, batch: Batch, required: Requires, *, passes: int) -> Batch:
+        """Compute old log-probabilities, reference log-probabilities and values where they are required.
+
+        In a single pass of a single optimiser step π_old is the policy itself: the forward pass of the training gives
+        `old_logprobs` as well. Only a piece that requires them earlier causes a forward pass of their own.
+        """
+        if batch.totals.tokens == 0:
+            return batch
+        if required.old_logprobs or required.old_entropy or passes * self.policy.batch_sizes.minibatches > 1:
+            with span("old"):
+                scores = self.policy.measure(batch, entropy="value" if required.old_entropy else "none")
+            batch = batch.with_(old_logprobs=scores.logprobs, old_entropy=scores.entropy)
+        if required.old_collision:
+            with span("old"):
+                batch = batch.with_(old_collision=self.policy.collision(batch))
+        if required.reference and self.reference is not None:
+            with span("reference"):
+                batch = batch.with_(ref_logprobs=self.reference.logprobs(batch))
+        if required.values and self.critic is not None:
+            with span("values"):
+                ends = self.critic.end_values(batch) if required.end_values else None
+                batch = batch.with_(values=self.critic.values(batch), end_values=ends)
+        return batch
 
     def update(self, batch: Batch, objective: Objective) -> Update:
         """Make one pass over a batch: first update the critic, then the policy.
