@@ -35,7 +35,7 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
 from outdo.extras.plan.hardware import Cluster, card_named
-from outdo.extras.plan.layout import Layout
+from outdo.extras.plan.layout import ParallelLayout
 from outdo.extras.plan.problem import Problem
 from outdo.extras.plan.shapes import shape_of
 from outdo.extras.plan.workload import workload_of
@@ -193,7 +193,7 @@ def estimate(recipe: Recipe, way: Way) -> int:
     cluster = Cluster(count, card_named("H100"))
     work = replace(workload_of(recipe, shape.facts)[0], precise=True)
     problem = Problem(shape=shape, cluster=cluster, work=work, recipe=recipe, reference=False)
-    layout = Layout(kind="sharded", trainers=count, samplers=count)
+    layout = ParallelLayout(kind="sharded", trainers=count, samplers=count)
     layout = problem.plain(layout, count if recipe.cluster.shard else 1)
     return cost.peak(problem.trainer(layout)) + sum(problem.main_memory(layout).values()) // count
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from outdo.config.file import load
 from outdo.extras.plan.hardware import Card, Cluster
-from outdo.extras.plan.layout import Layout, Prediction, predict
+from outdo.extras.plan.layout import ParallelLayout, StepTime, predict
 from outdo.extras.plan.lengths import Lengths
 from outdo.extras.plan.shapes import Shape, shape_of
 from outdo.extras.plan.timing import Fractions
@@ -159,10 +159,10 @@ def fitted(shape: Shape, core: Card, work: Workload, run: dict[str, float]) -> t
     return Fractions(training=training, decode=decode, update=1.0), host
 
 
-def predicted(shape: Shape, core: Card, work: Workload, replicas: int, fractions: Fractions, host: float) -> Prediction:
+def predicted(shape: Shape, core: Card, work: Workload, replicas: int, fractions: Fractions, host: float) -> StepTime:
     """Return the step of so many replicas; more of them than cores are no faster."""
     devices = min(replicas, os.cpu_count() or 1)
-    layout = Layout(kind="replicas", trainers=devices, samplers=devices, weight_bytes=4, most_running=256)
+    layout = ParallelLayout(kind="replicas", trainers=devices, samplers=devices, weight_bytes=4, most_running=256)
     return predict(shape, Cluster(devices, core), work, layout, fractions, host=host)
 
 

@@ -19,7 +19,7 @@ import torch
 from outdo.data.prompts import Prompts
 from outdo.extras.quickstart import settings
 from outdo.extras.quickstart.model import build
-from outdo.extras.quickstart.sums import Problem, demonstrations, held_out, problems, rows
+from outdo.extras.quickstart.sums import Addition, demonstrations, held_out, problems, rows
 from outdo.extras.sft.sft import sft
 from outdo.extras.sft.sft_examples import encode_examples, read_examples
 from outdo.models.policy import Policy
@@ -44,7 +44,7 @@ CAREFUL = Task(name="careful", careless=0.0)  # its model is the teacher of `dis
 SPARSE = Task(name="sparse", careless=0.8, carries=2)
 
 
-def carries(problem: Problem) -> int:
+def carries(problem: Addition) -> int:
     """Count the columns of the sum that carry into the next."""
     return sum((problem.a % 10**n) + (problem.b % 10**n) >= 10**n for n in (1, 2))
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from outdo.data.prompts import Prompts
-from outdo.extras.quickstart.sums import Problem, demonstrations, held_out, problems
+from outdo.extras.quickstart.sums import Addition, demonstrations, held_out, problems
 from outdo.extras.sft.sft import sft
 from outdo.extras.sft.sft_examples import SftTokens, encode_examples, read_examples
 from outdo.models.optimiser import OptimiserSettings, adamw
@@ -70,7 +70,7 @@ def rounded(way: str) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimize
     return adamw if way == "float32" else lambda weights: Rounded(weights, way)
 
 
-def examples(policy: Policy, chosen: Sequence[Problem]) -> list[SftTokens]:
+def examples(policy: Policy, chosen: Sequence[Addition]) -> list[SftTokens]:
     """Return additions that forget no carry."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         file.write("".join(json.dumps(row) + "\n" for row in demonstrations(chosen, 0)))

@@ -188,6 +188,15 @@ def test_imports_are_at_the_top_except_where_a_reason_is_written_down():
     assert not unused(allowed, found), "an exception that is no longer needed"
 
 
+def test_no_two_public_classes_share_a_name():
+    modules: dict[str, list[str]] = {}
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and module.startswith("outdo."):
+                modules.setdefault(node.name, []).append(module)
+    assert not {name: found for name, found in modules.items() if len(found) > 1}
+
+
 def test_annotations_are_not_postponed():
     """Postponed annotations hide import cycles."""
     assert not [module for module, tree in trees().items() for node in imports(tree) if "__future__" in ast.dump(node)]

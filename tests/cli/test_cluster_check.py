@@ -11,11 +11,11 @@ from run_cases import Command, Replicas, outdo_, write_home
 from outdo.config.file import load
 from outdo.extras.ray.cluster import connected
 from outdo.extras.ray.rewards import placed_rewards
-from outdo.extras.replicas.cluster_check import Report, look, network_hints, problems
+from outdo.extras.replicas.cluster_check import ProcessReport, look, network_hints, problems
 from outdo.utils.errors import EngineError, UserError
 from outdo.utils.world import Alone
 
-ONE = Report(
+ONE = ProcessReport(
     host="a",
     cores=8,
     memory=64 * 2**30,
@@ -96,7 +96,7 @@ def test_equal_machines_have_no_problem():
         (ONE, "a: 2 processes and 1 GPUs"),
     ],
 )
-def test_each_difference_is_one_sentence(other: Report, sentence: str):
+def test_each_difference_is_one_sentence(other: ProcessReport, sentence: str):
     (found,) = problems([ONE, other])
     assert sentence in found
 

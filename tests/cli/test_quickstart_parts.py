@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outdo.extras.quickstart.model import build
-from outdo.extras.quickstart.sums import Problem, demonstrations, held_out, problems, rows, working
+from outdo.extras.quickstart.sums import Addition, demonstrations, held_out, problems, rows, working
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.prompt_encoding import encode_prompt
@@ -23,14 +23,14 @@ def carries(text):
 
 
 def test_the_written_addition_goes_by_columns_and_carries():
-    assert working(Problem(347, 285)) == "7+5=12,4+8+1=13,3+2+1=6#632"
-    assert working(Problem(100, 200)) == "0+0=0,0+0=0,1+2=3#300"
-    assert working(Problem(999, 999)) == "9+9=18,9+9+1=19,9+9+1=19#1998"
+    assert working(Addition(347, 285)) == "7+5=12,4+8+1=13,3+2+1=6#632"
+    assert working(Addition(100, 200)) == "0+0=0,0+0=0,1+2=3#300"
+    assert working(Addition(999, 999)) == "9+9=18,9+9+1=19,9+9+1=19#1998"
 
 
 def test_a_carry_that_is_forgotten_is_missing_from_the_answer_too():
-    assert working(Problem(347, 285), forgotten={1}) == "7+5=12,4+8=12,3+2+1=6#622"
-    assert working(Problem(347, 285), forgotten={1, 2}) == "7+5=12,4+8=12,3+2=5#522"
+    assert working(Addition(347, 285), forgotten={1}) == "7+5=12,4+8=12,3+2+1=6#622"
+    assert working(Addition(347, 285), forgotten={1, 2}) == "7+5=12,4+8=12,3+2=5#522"
 
 
 def test_every_working_is_right_and_is_wrong_where_a_carry_was_forgotten():
@@ -83,7 +83,7 @@ def test_every_task_text_goes_through_the_tokenizer_unchanged_one_token_a_charac
         ids = encode_prompt(tokenizer, row["prompt"])
         assert tokenizer.decode(ids) == row["prompt"]
         assert len(ids) == len(row["prompt"])
-    assert tokenizer.unk_token_id not in tokenizer.encode(working(Problem(347, 285)))
+    assert tokenizer.unk_token_id not in tokenizer.encode(working(Addition(347, 285)))
 
 
 def test_people_may_type_blanks(folder):
@@ -93,7 +93,7 @@ def test_people_may_type_blanks(folder):
 
 
 def test_the_longest_question_and_answer_fit_the_model(folder):
-    hardest = Problem(999, 999)
+    hardest = Addition(999, 999)
     ids = load_tokenizer(folder).encode(hardest.prompt + working(hardest))
     assert load_model(folder)(torch.tensor([ids])).logits.shape == (1, len(ids), 18)
     assert len(ids) < (inspect_folder(folder).max_positions or 0)

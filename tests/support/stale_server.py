@@ -24,7 +24,7 @@ def exchange(worker, folder):
     second.copy_(kept)
 
 
-class StaleEngine(server.Engine):
+class StaleEngine(server.LLMServer):
     """An engine whose updates have faults."""
 
     def update(self, version, folder, is_adapter):

@@ -28,7 +28,7 @@ def fault() -> str:
     return faults[0] if faults else ""
 
 
-class StandIn(server.Engine):
+class StandIn(server.LLMServer):
     """Answers with tokens that depend on the weights and the seed."""
 
     weights = 0

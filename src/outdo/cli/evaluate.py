@@ -79,7 +79,7 @@ class EvalArguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class EvaluationTask:
     """The questions, and how their answers are sampled and scored: the same for every model."""
 
     questions: Sequence[Question]
@@ -157,7 +157,10 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
 
 
 def _results(
-    sources: Sequence[ModelRef], tasks: Mapping[str, Task], arguments: EvalArguments, engines: Mapping[str, Piece]
+    sources: Sequence[ModelRef],
+    tasks: Mapping[str, EvaluationTask],
+    arguments: EvalArguments,
+    engines: Mapping[str, Piece],
 ) -> Results:
     """Evaluate each model on each data set."""
     found = {source.name: _evaluations(source, tasks, arguments, engines[source.name]) for source in sources}
@@ -211,7 +214,7 @@ def _check_output(models: Sequence[str], arguments: EvalArguments) -> None:
         raise UserError([mistake])
 
 
-def _write_files(results: Results, tasks: Mapping[str, Task], arguments: EvalArguments) -> Iterator[str]:
+def _write_files(results: Results, tasks: Mapping[str, EvaluationTask], arguments: EvalArguments) -> Iterator[str]:
     """Write the pass rates and the answers where they are wanted, and yield a line for each file.
 
     `_check_output` has refused both for several models or data sets.
@@ -227,7 +230,7 @@ def _write_files(results: Results, tasks: Mapping[str, Task], arguments: EvalArg
         yield f"the answers: {arguments.answers}"
 
 
-def _rule(task: Task, *, verdicts_needed: bool) -> RightRule:
+def _rule(task: EvaluationTask, *, verdicts_needed: bool) -> RightRule:
     """Return the rule that decides which answers are right, before any model is loaded.
 
     With `verdicts_needed`, raises `UserError` if the rewards do not tell which answers are right.
@@ -248,7 +251,7 @@ def _rule(task: Task, *, verdicts_needed: bool) -> RightRule:
         reward.close()
 
 
-def _load(task: Task) -> Reward:
+def _load(task: EvaluationTask) -> Reward:
     try:
         return load_reward(list(task.rewards), right=task.right, **task.limits)
     except UserError as error:
@@ -264,7 +267,7 @@ def _announce_code(recipe: Recipe | None, arguments: EvalArguments) -> None:
         print_line(Console(stderr=True), f"runs code that the recipe names: {', '.join(code)}")
 
 
-def _tasks(arguments: EvalArguments, source: ModelRef) -> dict[str, Task]:
+def _tasks(arguments: EvalArguments, source: ModelRef) -> dict[str, EvaluationTask]:
     """Return a task for each data set, by its name.
 
     Those of the held-out questions of the run have the names of its sets, or `held out` if these have none.
@@ -277,10 +280,10 @@ def _tasks(arguments: EvalArguments, source: ModelRef) -> dict[str, Task]:
     return {data: _task(arguments, recipe, asked) for data, asked in questions.items()}
 
 
-def _task(arguments: EvalArguments, recipe: Recipe | None, questions: Sequence[Question]) -> Task:
+def _task(arguments: EvalArguments, recipe: Recipe | None, questions: Sequence[Question]) -> EvaluationTask:
     """Take each setting from the arguments, or else from the run's recipe, or else from the defaults."""
     rewards, right = _rewards(arguments, recipe)
-    return Task(
+    return EvaluationTask(
         questions=questions,
         rewards=rewards,
         right=right,
@@ -322,7 +325,7 @@ def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any]
 
 
 def _evaluations(
-    source: ModelRef, tasks: Mapping[str, Task], arguments: EvalArguments, named: Piece
+    source: ModelRef, tasks: Mapping[str, EvaluationTask], arguments: EvalArguments, named: Piece
 ) -> dict[str, Evaluation]:
     """Load a model once, and evaluate it on each data set."""
     (first, *_) = tasks.values()

@@ -154,7 +154,7 @@ class GradientProducts(Section):
         return self.input if self.input == self.weight else {"input": self.input, "weight": self.weight}
 
 
-class Curriculum(Section):
+class CurriculumSection(Section):
     """The levels of a task of reasoning-gym, one after the other: `true`, or `{threshold = 0.9, window = 100}`."""
 
     SHORT_FORM = ("threshold", "window", "levels")
@@ -166,7 +166,7 @@ class Curriculum(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_recipe(cls, value: Any) -> Any:
-        if value is not True and not isinstance(value, Mapping | Curriculum):
+        if value is not True and not isinstance(value, Mapping | CurriculumSection):
             raise ValueError("expected true, or a table such as {threshold = 0.8, window = 64}")
         return {} if value is True else value
 
@@ -184,7 +184,7 @@ class Source(Section):
     path: PathText
     weight: Positive | None = None
     streaming: bool = False  # its questions stay on disk
-    curriculum: Curriculum | None = None
+    curriculum: CurriculumSection | None = None
 
     @model_validator(mode="before")
     @classmethod

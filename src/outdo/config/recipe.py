@@ -211,7 +211,7 @@ class Train(Section):
     )
 
 
-class Reference(Section):
+class ReferenceSection(Section):
     """The reference policy: KL is measured from it, and on-policy distillation learns from it."""
 
     model: PathText | None = Field(
@@ -267,7 +267,7 @@ class Checkpoint(Section):
     keep: Count = Field(default=2, description="number of newest checkpoints to keep; the best one is kept too")
 
 
-class Cluster(Section):
+class ClusterSection(Section):
     """The processes of a run that each hold all models."""
 
     replicas: Count | None = Field(
@@ -353,14 +353,16 @@ class Recipe(Section):
     )
     sampling: Sampling = Field(default=Sampling(), description="how the engine samples answers in training")
     train: Train = Field(default=Train(), description="one step: questions, answers, advantages, updates")
-    reference: Reference = Field(default=Reference(), description="the policy that KL is measured from")
+    reference: ReferenceSection = Field(default=ReferenceSection(), description="the policy that KL is measured from")
     optim: Optim = Field(
         default=Optim(), description="the optimiser and its learning rate; a schedule counts optimiser steps"
     )
     eval: Eval = Field(default=Eval(), description="evaluation on held-out questions during the run")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="the checkpoints on disk")
     record: Record = Field(default=Record(), description="the record of every token")
-    cluster: Cluster = Field(default=Cluster(), description="the processes of a run that each hold all models")
+    cluster: ClusterSection = Field(
+        default=ClusterSection(), description="the processes of a run that each hold all models"
+    )
 
     @property
     def advantage(self) -> Piece:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from outdo.config.environments import RowEnvironments, row_environments
-from outdo.config.fields import Curriculum, Source, by_set
+from outdo.config.fields import CurriculumSection, Source, by_set
 from outdo.config.names import CURRICULA, ENVIRONMENT_REWARD, REASONING_GYM
 from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates
@@ -34,7 +34,7 @@ class Questions:
     weights: tuple[float, ...] = ()  # of the sources of the training questions; () where they are only appended
     commits: Mapping[str, str] = field(default_factory=dict)  # of data sets of the Hub, by the name of the repository
     sets: Mapping[str, str] = field(default_factory=dict)  # of held-out questions by their id, where sets have names
-    curricula: Mapping[int, Curriculum] = field(default_factory=dict)  # of sources, by their place
+    curricula: Mapping[int, CurriculumSection] = field(default_factory=dict)  # of sources, by their place
 
     def evaluated(self, rows: int) -> list[Question]:
         """Return the held-out questions that a run evaluates: the first `rows`, or so many of each set with a name."""
@@ -204,7 +204,7 @@ def _files(data: Data, mistakes: list[str]) -> Iterator[_File]:
                 yield from _levels(file, curriculum)
 
 
-def _levels(file: _File, curriculum: Curriculum | None) -> list[_File]:
+def _levels(file: _File, curriculum: CurriculumSection | None) -> list[_File]:
     """Return the levels of a curriculum as files. Raises `UserError` if the task does not have one of them."""
     if curriculum is None:
         return [file]

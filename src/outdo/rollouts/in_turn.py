@@ -23,7 +23,7 @@ class KnownPrompts(Protocol):
         ...
 
 
-class Questions(Protocol):
+class RunQuestions(Protocol):
     """The source of questions. `position` is the number of questions that have been taken."""
 
     per_step: int
@@ -101,7 +101,7 @@ class InTurn:
 
     lag = 0
 
-    def __init__(self, sampler: GroupSampler | DynamicSampling, questions: Questions, policy: Policy) -> None:
+    def __init__(self, sampler: GroupSampler | DynamicSampling, questions: RunQuestions, policy: Policy) -> None:
         self.sampler = sampler
         self.questions = questions
         self.policy = policy
@@ -160,7 +160,7 @@ class InTurn:
 
 def sample_counted(
     sampler: GroupSampler | DynamicSampling,
-    source: Questions,
+    source: RunQuestions,
     policy: PolicyView,
     questions: Sequence[Prompt],
     *,

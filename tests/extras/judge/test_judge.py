@@ -12,7 +12,7 @@ import pytest
 from stand_in_judge import Answer, StandInJudge, shown, stand_in_judge
 
 from outdo.extras.judge.limits import PerMinute
-from outdo.extras.judge.replies import Replies, Reply
+from outdo.extras.judge.replies import JudgeReply, Replies
 from outdo.rewards import Reward, RewardInput, RewardOutput, Status, load_reward
 from outdo.rewards.types import FailureCount
 from outdo.utils.errors import RunFolderError, UserError
@@ -300,12 +300,12 @@ def test_nothing_is_paid_for_twice(tmp_path: Path):
 def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path):
     file = tmp_path / "judge.jsonl"
     replies = Replies(file)
-    replies.add("one", Reply(text="Score: 1\u2028", input_tokens=3, output_tokens=2))
-    replies.add("two", Reply(text="Score: 2", input_tokens=3, output_tokens=2))
+    replies.add("one", JudgeReply(text="Score: 1\u2028", input_tokens=3, output_tokens=2))
+    replies.add("two", JudgeReply(text="Score: 2", input_tokens=3, output_tokens=2))
     file.write_bytes(file.read_bytes()[:-5])
     again = Replies(file)
     assert set(again.by_key) == {"one"}
-    again.add("three", Reply(text="\ud800", input_tokens=1, output_tokens=1))
+    again.add("three", JudgeReply(text="\ud800", input_tokens=1, output_tokens=1))
     assert set(Replies(file).by_key) == {"one", "three"}
     assert Replies(file).tokens() == (4, 3)
 

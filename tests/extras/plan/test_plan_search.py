@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outdo.config.recipe import Recipe
 from outdo.extras.plan.hardware import cluster_named
-from outdo.extras.plan.layout import Layout
+from outdo.extras.plan.layout import ParallelLayout
 from outdo.extras.plan.problem import Problem
 from outdo.extras.plan.reward_models import planned_rewards, reward_work
 from outdo.extras.plan.search import Option, plan, settings_of
@@ -109,7 +109,7 @@ def test_one_trainer_and_one_engine_are_compared_and_the_plan_names_their_settin
 
 
 def test_the_plan_names_the_settings_of_several_trainers_beside_one_engine():
-    split = Layout(kind="apart", trainers=4, samplers=2, width=2, shards=4, staleness=1)
+    split = ParallelLayout(kind="apart", trainers=4, samplers=2, width=2, shards=4, staleness=1)
     engine = 'engine=\'{name = "vllm", python = "...", tensor_parallel_size = 2}\''
     assert settings_of(split) == f"cluster.replicas=4 cluster.shard=true {engine} train.max_staleness=1"
     assert settings_of(replace(split, shards=1)) == f"cluster.replicas=4 {engine} train.max_staleness=1"

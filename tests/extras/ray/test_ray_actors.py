@@ -23,7 +23,7 @@ from outdo.config.recipe import Piece
 from outdo.extras.ray import actors as engine_actors
 from outdo.extras.ray import cluster
 from outdo.extras.ray.actors import buckets, files
-from outdo.extras.ray.cluster import Cluster, _Watch, connected
+from outdo.extras.ray.cluster import RayCluster, _Watch, connected
 from outdo.extras.remote_engines.proof import fixed_sequences
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import adapter_config, attach, trained_weights
@@ -191,7 +191,7 @@ def test_a_cluster_without_room_is_one_sentence(opened, monkeypatch):
 
 def test_ray_that_was_imported_before_is_one_sentence(opened):
     with pytest.raises(EngineError, match="Ray was imported before outdo could set it up"):
-        Cluster().open()
+        RayCluster().open()
 
 
 def test_a_cluster_that_does_not_answer_is_given_up():

@@ -18,7 +18,7 @@ from outdo.extras.agents.chat import CallError, ChatAnswer, ChatCall
 from outdo.extras.agents.endpoint import Endpoint
 from outdo.extras.agents.rows import lay_out
 from outdo.extras.agents.running import AgentFunction, RunningAgent, row_of
-from outdo.extras.agents.session import Limits, Prepared, Session
+from outdo.extras.agents.session import Prepared, Session, SessionLimits
 from outdo.extras.episodes.conversation import (
     Conversation,
     Episodes,
@@ -104,7 +104,9 @@ class Agent:
         self.reward = None if reward is None else as_reward(reward)
         self.at_once = at_once
         self.timeout = timeout
-        self.limits = Limits(calls=calls, tokens=0, turn_tokens=turn_tokens, prompt=longest_prompt, context=context)
+        self.limits = SessionLimits(
+            calls=calls, tokens=0, turn_tokens=turn_tokens, prompt=longest_prompt, context=context
+        )
         self.max_failed = max_failed
         self.step_timeout = float("inf") if step_timeout is None else step_timeout
         self.template = template

@@ -26,7 +26,7 @@ COUNTS = ("agents/calls", "agents/forks", "agents/forked_tokens", "agents/overri
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SessionLimits:
     """The largest numbers of an episode; tokens are those of one conversation."""
 
     calls: int
@@ -81,7 +81,7 @@ class Session:
         stream: Stream,
         template_of: Callable[[Sequence[Tool]], Template],
         sampling: SamplingParams,
-        limits: Limits,
+        limits: SessionLimits,
     ) -> None:
         self.stream = stream
         self.sampling = sampling

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from outdo.extras.judge.limits import Limits, PerMinute
-from outdo.extras.judge.questions import Question
-from outdo.extras.judge.replies import Replies, Reply, key_of
+from outdo.extras.judge.limits import JudgeLimits, PerMinute
+from outdo.extras.judge.questions import JudgeQuestion
+from outdo.extras.judge.replies import JudgeReply, Replies, key_of
 from outdo.rewards.failures import BUSY_OR_BROKEN
 from outdo.rewards.signatures import EventLoop
 from outdo.rewards.types import Status
@@ -48,7 +48,7 @@ class ChatClient:
         model: str,
         api_key: str = "",
         request: Mapping[str, Any],
-        limits: Limits,
+        limits: JudgeLimits,
         cache: Path | None = None,
     ) -> None:
         self.url = url.rstrip("/")
@@ -62,7 +62,7 @@ class ChatClient:
         self._requests, self._tokens = PerMinute(limits.requests_per_minute), PerMinute(limits.tokens_per_minute)
 
     def ask_all(
-        self, questions: Sequence[Question[Verdict]], *, deadline: float = math.inf
+        self, questions: Sequence[JudgeQuestion[Verdict]], *, deadline: float = math.inf
     ) -> list[Verdict | NoVerdictError]:
         """Return the verdict on each question, in order, or why there is none.
 
@@ -78,7 +78,9 @@ class ChatClient:
             self._loop.close()
             self._loop = None
 
-    async def _ask_all(self, questions: Sequence[Question[Verdict]], deadline: float) -> list[Verdict | NoVerdictError]:
+    async def _ask_all(
+        self, questions: Sequence[JudgeQuestion[Verdict]], deadline: float
+    ) -> list[Verdict | NoVerdictError]:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         keys = [self._key(question.messages) for question in questions]
         async with httpx2.AsyncClient(timeout=self.limits.timeout, headers=headers) as http:
@@ -117,7 +119,7 @@ class ChatClient:
         await self._requests.wait()
         self._requests.add(1)
 
-    def count(self, reply: Reply) -> None:
+    def count(self, reply: JudgeReply) -> None:
         """Count the tokens of a reply."""
         self.counts.update(requests=1, input_tokens=reply.input_tokens, output_tokens=reply.output_tokens)
         self._tokens.add(reply.input_tokens + reply.output_tokens)
@@ -132,7 +134,7 @@ class _Call:
         self.places = asyncio.Semaphore(client.limits.at_once)
         self.refused: NoVerdictError | None = None
 
-    async def verdict(self, question: Question[Verdict]) -> Verdict:
+    async def verdict(self, question: JudgeQuestion[Verdict]) -> Verdict:
         """Return the verdict on a question; a judge whose reply has none is asked for it once more."""
         reply = await self._reply(question.messages)
         verdict = question.read(reply.text)
@@ -147,7 +149,7 @@ class _Call:
             Status.failed, f"the judge gave no verdict; its last reply: {one_line(reply.text) or 'empty'}"
         )
 
-    async def _reply(self, messages: Sequence[Mapping[str, str]]) -> Reply:
+    async def _reply(self, messages: Sequence[Mapping[str, str]]) -> JudgeReply:
         body = self.client.body(messages)
         key = key_of(self.client.url, body)
         known = self.client.replies.get(key)
@@ -160,7 +162,7 @@ class _Call:
         self.client.replies.add(key, reply)
         return reply
 
-    async def _repeated(self, body: Mapping[str, Any], *, spread: float) -> Reply:
+    async def _repeated(self, body: Mapping[str, Any], *, spread: float) -> JudgeReply:
         """Send a request until it is answered. `spread`, 0 to 1, keeps requests apart that failed together."""
         for attempts_left in range(self.client.limits.retries, -1, -1):
             if self.refused is not None:
@@ -195,7 +197,7 @@ class _Call:
         return fault
 
 
-def _parse(response: httpx2.Response) -> Reply:
+def _parse(response: httpx2.Response) -> JudgeReply:
     """Return the reply in a chat completion. A reply without text is empty; without usage it has no tokens."""
     try:
         answered = response.json()
@@ -206,7 +208,7 @@ def _parse(response: httpx2.Response) -> Reply:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         found = one_line(response.text)
         raise NoVerdictError(Status.failed, f"the endpoint did not return a chat completion: {found}") from None
-    return Reply(text=str(text), input_tokens=input_tokens, output_tokens=output_tokens)
+    return JudgeReply(text=str(text), input_tokens=input_tokens, output_tokens=output_tokens)
 
 
 def _pause(response: httpx2.Response | None, attempt: int) -> float:

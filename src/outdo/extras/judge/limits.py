@@ -9,7 +9,7 @@ MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class JudgeLimits:
     """The option `limits` of a judge."""
 
     at_once: int = 16

@@ -26,7 +26,7 @@ _BETTER = re.compile(r"^\W*better\W*:\W*(?:answer\s+)?(a|b|tie|both|neither|equa
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[Verdict]):
+class JudgeQuestion(Generic[Verdict]):
     """One question to a judge. `read` returns the verdict in a reply, and None if there is none."""
 
     messages: Sequence[Message]
@@ -34,7 +34,7 @@ class Question(Generic[Verdict]):
     expected: str  # the last line that the reply shall have
 
 
-def ask_score(answer: RewardInput, rubric: str, *, scale: float, reference: bool) -> Question[float]:
+def ask_score(answer: RewardInput, rubric: str, *, scale: float, reference: bool) -> JudgeQuestion[float]:
     """Return the question how good one answer is; the verdict is from 0 (worst) to 1 (best)."""
     expected = f"Score: N, with N from 0 (worst) to {scale:g} (best)"
 
@@ -43,10 +43,10 @@ def ask_score(answer: RewardInput, rubric: str, *, scale: float, reference: bool
         return _share(found[-1], scale) if found else None
 
     messages = _messages("Grade the answer", rubric, [answer], expected, reference=reference)
-    return Question(messages, read, expected)
+    return JudgeQuestion(messages, read, expected)
 
 
-def ask_better(first: RewardInput, second: RewardInput, rubric: str, *, reference: bool) -> Question[float]:
+def ask_better(first: RewardInput, second: RewardInput, rubric: str, *, reference: bool) -> JudgeQuestion[float]:
     """Return the question which of two answers is better; the verdict is 1 for the first, 0.5 for a tie, else 0."""
     expected = "Better: A, Better: B or Better: tie"
 
@@ -55,12 +55,12 @@ def ask_better(first: RewardInput, second: RewardInput, rubric: str, *, referenc
         return {"a": 1.0, "b": 0.0}.get(found[-1].lower(), 0.5) if found else None
 
     messages = _messages("Compare the answers", rubric, [first, second], expected, reference=reference)
-    return Question(messages, read, expected)
+    return JudgeQuestion(messages, read, expected)
 
 
 def ask_scores(
     answers: Sequence[RewardInput], rubric: str, *, scale: float, reference: bool
-) -> Question[Sequence[float]]:
+) -> JudgeQuestion[Sequence[float]]:
     """Return the question how good each of several answers is; the verdict has a number from 0 to 1 for each."""
     count = len(answers)
     expected = f"Scores: N, N, ... with {count} numbers from 0 (worst) to {scale:g} (best), in the order of the answers"
@@ -72,7 +72,7 @@ def ask_scores(
         return known if len(known) == len(shares) == count else None
 
     messages = _messages("Grade each answer", rubric, answers, expected, reference=reference)
-    return Question(messages, read, expected)
+    return JudgeQuestion(messages, read, expected)
 
 
 def _share(number: str, scale: float) -> float | None:

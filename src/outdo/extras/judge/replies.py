@@ -21,7 +21,7 @@ FILE = "judge.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class JudgeReply:
     """What a judge replied to one request, and what it charged for."""
 
     text: str
@@ -45,16 +45,16 @@ class Replies:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.by_key: dict[str, Reply] = {}
+        self.by_key: dict[str, JudgeReply] = {}
         self._lock = Lock()
         if path is not None and path.exists():
             self._load(path)
 
-    def get(self, key: str) -> Reply | None:
+    def get(self, key: str) -> JudgeReply | None:
         """Return the reply to a request; None if there is none."""
         return self.by_key.get(key)
 
-    def add(self, key: str, reply: Reply) -> None:
+    def add(self, key: str, reply: JudgeReply) -> None:
         """Keep a reply. It is in the file when this returns, also if the process is killed then."""
         with self._lock:
             self.by_key[key] = reply
@@ -84,6 +84,6 @@ class Replies:
             try:
                 fields = json.loads(line.decode("utf-8", "surrogatepass"))
                 key = str(fields.pop("key"))
-                self.by_key[key] = Reply(**fields)
+                self.by_key[key] = JudgeReply(**fields)
             except (ValueError, TypeError, AttributeError, KeyError):
                 raise RunFolderError(f"{path}: line {number} is not a reply of a judge; move the file away") from None

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from outdo.extras.judge.client import ChatClient, NoVerdictError
-from outdo.extras.judge.limits import Limits
-from outdo.extras.judge.questions import Question, ask_better, ask_score, ask_scores
+from outdo.extras.judge.limits import JudgeLimits
+from outdo.extras.judge.questions import JudgeQuestion, ask_better, ask_score, ask_scores
 from outdo.extras.judge.replies import FILE
 from outdo.rewards.context import RewardContext
 from outdo.rewards.options import Compare
@@ -137,7 +137,7 @@ class Judge:
             by_place += zip(order, scores, strict=True)
         return _means(len(inputs), by_place)
 
-    def _ask(self, questions: Sequence[Question[Any]]) -> list[Any]:
+    def _ask(self, questions: Sequence[JudgeQuestion[Any]]) -> list[Any]:
         return self.client.ask_all(questions, deadline=DEADLINE.get())
 
 
@@ -214,7 +214,7 @@ def judge(
         scale: the best score. Rewards are from 0 to 1 whatever the scale.
         reference: whether the judge sees the reference answer, where a row has one.
         request: further fields of each request; unset: `REQUEST`.
-        limits: a table with the fields of `Limits`.
+        limits: a table with the fields of `JudgeLimits`.
         price: a table with the price of a million tokens, `input` and `output`.
         cache: the file of replies; unset: `judge.jsonl` in the folder of the run, else none.
 
@@ -228,7 +228,7 @@ def judge(
         model=model,
         api_key=api_key,
         request=REQUEST if request is None else request,
-        limits=Limits(**(limits or {})),
+        limits=JudgeLimits(**(limits or {})),
         cache=replies if cache is None else Path(cache),
     )
     return Judge(

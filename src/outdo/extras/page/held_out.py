@@ -39,7 +39,7 @@ Answers = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PairedEvaluations:
     """Two evaluations of a run, paired by question. Only questions with a verdict (or a reward) in both count."""
 
     first: int  # the steps after which they were made; 0 is before the first step
@@ -60,12 +60,12 @@ class Comparison:
         return mcnemar(self.fixed, self.broken)
 
 
-def compare_evaluations(folder: Path, first: int, last: int) -> Comparison:
+def compare_evaluations(folder: Path, first: int, last: int) -> PairedEvaluations:
     """Compare the evaluations after the steps `first` and `last`. Raises: RunFolderError if one cannot be read."""
     evaluations = [_answers(folder, step) for step in (first, last)]
     by = _compared_by(evaluations)
     changes = [_change(before, after, by) for _, before, after in _pairs(*evaluations)]
-    return Comparison(
+    return PairedEvaluations(
         first=first,
         last=last,
         by=by,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from outdo.extras.page.held_out import Comparison
+from outdo.extras.page.held_out import PairedEvaluations
 from outdo.storage import held_out_answers
 
 START = "start"
@@ -50,7 +50,7 @@ def checkpoint_steps(run: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def sentence(found: Comparison) -> str:
+def sentence(found: PairedEvaluations) -> str:
     """Describe a comparison of two evaluations."""
     right = found.by == "right"
     better, worse = ("became right", "became wrong") if right else ("got a better reward", "got a worse one")

@@ -2,12 +2,12 @@
 
 from outdo.extras.plan import memory, timing
 from outdo.extras.plan.hardware import Card
-from outdo.extras.plan.layout import Prediction
+from outdo.extras.plan.layout import StepTime
 from outdo.extras.plan.shapes import BFLOAT16, Shape
 from outdo.extras.plan.workload import Workload
 
 
-def binds(found: Prediction, shape: Shape, card: Card, work: Workload) -> str:
+def binds(found: StepTime, shape: Shape, card: Card, work: Workload) -> str:
     """Return a sentence about the part of a step that binds."""
     if found.layout.staleness > 0:
         waits = found.trainer_idle - found.update > 0.1 * found.step
@@ -34,7 +34,7 @@ def binds(found: Prediction, shape: Shape, card: Card, work: Workload) -> str:
     )
 
 
-def _rewards(found: Prediction, work: Workload) -> str:
+def _rewards(found: StepTime, work: Workload) -> str:
     shared = found.layout.shards > 1 and found.layout.staleness == 0
     alone = "" if shared or not any(each.divided for each in work.rewards) else ", by the first device alone"
     return (
@@ -42,7 +42,7 @@ def _rewards(found: Prediction, work: Workload) -> str:
     )
 
 
-def _sampling(found: Prediction, shape: Shape, card: Card, work: Workload) -> str:
+def _sampling(found: StepTime, shape: Shape, card: Card, work: Workload) -> str:
     if found.alone > 0.4 * found.sampling:
         return (
             f"the longest answers: in {found.alone:,.0f} of {found.sampling:,.0f} s of sampling, at most a tenth of an "
@@ -63,7 +63,7 @@ def _sampling(found: Prediction, shape: Shape, card: Card, work: Workload) -> st
     )
 
 
-def _training(found: Prediction, work: Workload) -> str:
+def _training(found: StepTime, work: Workload) -> str:
     whole = found.training + found.scoring - found.rewards
     if found.gathering > 0.5 * found.training:
         return (

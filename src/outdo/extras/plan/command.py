@@ -16,7 +16,7 @@ from outdo.config.recipe import Recipe
 from outdo.data.splits import load_questions
 from outdo.extras.plan import report
 from outdo.extras.plan.hardware import cluster_named
-from outdo.extras.plan.layout import Prediction
+from outdo.extras.plan.layout import StepTime
 from outdo.extras.plan.problem import Problem
 from outdo.extras.plan.reward_models import planned_rewards, reward_work
 from outdo.extras.plan.search import Plan, at_staleness, plan
@@ -198,7 +198,7 @@ def _recipe(settings: list[str] | None, model: str | None) -> Recipe:
         raise UserError(error.problems) from None
 
 
-def _staleness(problem: Problem, found: Plan) -> dict[float, Prediction]:
+def _staleness(problem: Problem, found: Plan) -> dict[float, StepTime]:
     """Return the step of the best split of trainers and engines with each staleness."""
     split = next((each.prediction for each in found.options if each.prediction.layout.kind == "apart"), None)
     if split is None:

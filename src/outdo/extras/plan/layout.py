@@ -27,7 +27,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelLayout:
     """A use of all devices of a cluster."""
 
     kind: str  # one of KINDS
@@ -59,10 +59,10 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class StepTime:
     """Seconds of one step, without failures."""
 
-    layout: Layout
+    layout: ParallelLayout
     step: float
     sampling: float  # of a batch, by all engines
     scoring: float  # by policy, reference, critic and reward models
@@ -82,12 +82,12 @@ def predict(
     shape: Shape,
     cluster: Cluster,
     work: Workload,
-    layout: Layout,
+    layout: ParallelLayout,
     fractions: Fractions,
     *,
     host: float = timing.STEP_HOST,
     followed: int = ENGINES,
-) -> Prediction:
+) -> StepTime:
     """Return the seconds of a step, of which `host` are neither arithmetic nor transfer.
 
     Of so many engines every answer is `followed`, where answers are sampled in batches.
@@ -112,7 +112,7 @@ def predict(
     scoring = trained.scoring + rewards
     step = sampled.seconds + scoring + trained.training + update + host
     apart = layout.kind == "apart"
-    synchronous = Prediction(
+    synchronous = StepTime(
         layout=layout,
         step=step,
         sampling=sampled.seconds,
@@ -137,7 +137,7 @@ def _sampling(
     shape: Shape,
     card: Card,
     work: Workload,
-    layout: Layout,
+    layout: ParallelLayout,
     fractions: Fractions,
     lengths: Tokens,
     followed: int,
@@ -153,7 +153,7 @@ def _sampling(
 
 
 def _paced(
-    shape: Shape, card: Card, layout: Layout, work: Workload, fractions: Fractions, running: Any, cached: Any
+    shape: Shape, card: Card, layout: ParallelLayout, work: Workload, fractions: Fractions, running: Any, cached: Any
 ) -> Any:
     """Return the seconds in which every running answer grows by a token."""
     step = timing.decode_step(
@@ -167,7 +167,7 @@ def _paced(
     return step / (fractions.decode * work.tokens_per_forward)
 
 
-def _update(shape: Shape, card: Card, work: Workload, layout: Layout, fractions: Fractions) -> float:
+def _update(shape: Shape, card: Card, work: Workload, layout: ParallelLayout, fractions: Fractions) -> float:
     """Return the seconds of a weight update: none where the trainer's weights sample.
 
     Where all devices train and sample in turns, it gathers the weights, in the bytes in which they are sampled from,
@@ -187,7 +187,7 @@ def _update(shape: Shape, card: Card, work: Workload, layout: Layout, fractions:
     )
 
 
-def _overlapping(shape: Shape, card: Card, work: Workload, fractions: Fractions, synchronous: Prediction) -> Prediction:
+def _overlapping(shape: Shape, card: Card, work: Workload, fractions: Fractions, synchronous: StepTime) -> StepTime:
     """Return the mean step if engines sample while trainers train, which takes `synchronous` seconds each.
 
     A cluster with more than ANSWERS answers a step is divided by a whole number: fewer engines, each as before.

@@ -10,7 +10,7 @@ from outdo.config.names import ULYSSES
 from outdo.config.recipe import Recipe
 from outdo.extras.plan import memory
 from outdo.extras.plan.hardware import Cluster
-from outdo.extras.plan.layout import Layout
+from outdo.extras.plan.layout import ParallelLayout
 from outdo.extras.plan.shapes import BFLOAT16, Shape
 from outdo.extras.plan.timing import GRADIENT_BYTES, Fractions
 from outdo.extras.plan.workload import Workload
@@ -51,11 +51,11 @@ class Problem:
         """Whether outdo divides the model: it divides the base of some adapters, and no adapter."""
         return not any(divided_adapter(memory.on_devices(self.recipe, 2)))
 
-    def work_of(self, layout: Layout) -> Workload:
+    def work_of(self, layout: ParallelLayout) -> Workload:
         """Return the work with the micro-batches of one device: those that share sequences divide their tokens."""
         return replace(self.work, micro_batch_tokens=-(-self.work.micro_batch_tokens // layout.sequence))
 
-    def kept(self, layout: Layout, *, offload: bool | None = None) -> dict[str, int]:
+    def kept(self, layout: ParallelLayout, *, offload: bool | None = None) -> dict[str, int]:
         """Return the bytes that stay on a device that trains; what is in main memory stays on none."""
         offload = layout.offload if offload is None else offload
         kept = memory.kept_by(
@@ -73,13 +73,13 @@ class Problem:
         parts = reward_memory(rewards, memory.on_devices(self.recipe, layout.shards, offload=offload))
         return with_rewards(kept, parts)
 
-    def trainer(self, layout: Layout) -> dict[str, int]:
+    def trainer(self, layout: ParallelLayout) -> dict[str, int]:
         """Return the bytes of a device that trains, by purpose."""
         work = self.work_of(layout)
         gathered = memory.layers_gathered(self.shape, work) if layout.shards > 1 else 0
         return memory.trainer_memory(self.shape, work, kept=self.kept(layout), gathered=gathered)
 
-    def main_memory(self, layout: Layout) -> dict[str, int]:
+    def main_memory(self, layout: ParallelLayout) -> dict[str, int]:
         """Return the bytes of the main memory of a machine that hold what its devices do not, by purpose."""
         if not layout.offload:
             return {}
@@ -87,7 +87,7 @@ class Problem:
         beside = {name: size - on_device.get(name, 0) for name, size in self.kept(layout, offload=False).items()}
         return {name: devices * size for name, size in beside.items() if size}
 
-    def misfit(self, layout: Layout) -> str:
+    def misfit(self, layout: ParallelLayout) -> str:
         """Return why the trainer of a layout does not fit into its devices; empty if it does."""
         card, parts = self.cluster.card, self.trainer(layout)
         if cost.peak(parts) > self.usable:
@@ -101,7 +101,7 @@ class Problem:
             return f"{needed / 2**30:,.0f} GiB of main memory; a machine has {machine / 2**30:,.0f} (--card host=...)"
         return ""
 
-    def arranged(self, layout: Layout, shards: Sequence[int]) -> Iterator[Layout]:
+    def arranged(self, layout: ParallelLayout, shards: Sequence[int]) -> Iterator[ParallelLayout]:
         """Yield the ways in which the trainer of a layout fits, those that change least first.
 
         Fewer shards come first, then devices that share sequences, then main memory. What the recipe says of the last
@@ -115,13 +115,13 @@ class Problem:
             if not self.misfit(found):
                 yield replace(found, taken=self._taken(found))
 
-    def plain(self, layout: Layout, shards: int) -> Layout:
+    def plain(self, layout: ParallelLayout, shards: int) -> ParallelLayout:
         """Return a layout with this number of shards, and what the recipe says beside."""
         sequence = sequence_replicas(self.recipe)
         offload = self.recipe.cluster.shard.offload and shards > 1
         return self._divided(layout, shards, sequence, offload=offload)
 
-    def _divided(self, layout: Layout, shards: int, sequence: int, *, offload: bool) -> Layout:
+    def _divided(self, layout: ParallelLayout, shards: int, sequence: int, *, offload: bool) -> ParallelLayout:
         narrow = self.recipe.cluster.shard.reduce_dtype == "bfloat16" and shards > 1
         return replace(
             layout,
@@ -142,7 +142,7 @@ class Problem:
         counts = [sequence_replicas(self.recipe)] if self.recipe.attention.name == ULYSSES else powers
         return [count for count in counts if trainers % count == 0 and self.shape.heads % count == 0]
 
-    def _taken(self, layout: Layout) -> int:
+    def _taken(self, layout: ParallelLayout) -> int:
         """Return the bytes of a device that are not for an engine: what stays, without weights that it samples from."""
         if layout.kind == "apart":
             return 0

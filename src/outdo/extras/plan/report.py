@@ -9,7 +9,7 @@ from rich.text import Text
 
 from outdo.extras.plan import simulation, timing
 from outdo.extras.plan.binding import binds
-from outdo.extras.plan.layout import Layout, Prediction
+from outdo.extras.plan.layout import ParallelLayout, StepTime
 from outdo.extras.plan.problem import IN_PLACE, Problem
 from outdo.extras.plan.search import Option, Plan, settings_of
 from outdo.extras.plan.validation import Result, accepted, errors
@@ -18,7 +18,7 @@ from outdo.trainer import cost
 QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
 
 
-def described(layout: Layout) -> str:
+def described(layout: ParallelLayout) -> str:
     """Return a layout in words."""
     beside = ", in main memory" * layout.offload
     beside += f", {layout.sequence} share each sequence" if layout.sequence > 1 else ""
@@ -34,7 +34,7 @@ def described(layout: Layout) -> str:
     return f"{layout.trainers} train{shards}; {layout.samplers} sample, {engines}{ahead}"
 
 
-def as_dict(plan: Plan, problem: Problem, assumed: Sequence[str], stale: Mapping[float, Prediction]) -> dict[str, Any]:
+def as_dict(plan: Plan, problem: Problem, assumed: Sequence[str], stale: Mapping[float, StepTime]) -> dict[str, Any]:
     """Return a plan for machines."""
     median, worst = accepted()
     return {
@@ -90,7 +90,7 @@ def _dollars_a_day(problem: Problem) -> float:
 
 
 def show(
-    plan: Plan, problem: Problem, assumed: Sequence[str], stale: Mapping[float, Prediction], console: Console
+    plan: Plan, problem: Problem, assumed: Sequence[str], stale: Mapping[float, StepTime], console: Console
 ) -> None:
     """Print a plan: the best split first, then what it is compared with, memory, assumptions and the error."""
     best, card = plan.best, problem.cluster.card
@@ -175,7 +175,7 @@ def _options_table(options: Sequence[Option], problem: Problem) -> Table:
     return table
 
 
-def _short(layout: Layout) -> str:
+def _short(layout: ParallelLayout) -> str:
     how = ", offloaded" * layout.offload + f", ulysses {layout.sequence}" * (layout.sequence > 1)
     if layout.kind in IN_PLACE:
         return f"{layout.trainers:,} {layout.kind}{how}"
@@ -183,7 +183,7 @@ def _short(layout: Layout) -> str:
     return f"{layout.trainers:,}{beside}{how}, engines of {layout.width}"
 
 
-def _staleness_table(stale: Mapping[float, Prediction]) -> Table:
+def _staleness_table(stale: Mapping[float, StepTime]) -> Table:
     table = Table("staleness", "step", "trainers idle", "engines idle", "oldest answer", box=None)
     for n, found in stale.items():
         idle = (f"{each / found.step:.0%}" for each in (found.trainer_idle, found.engine_idle))

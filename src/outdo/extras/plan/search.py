@@ -8,7 +8,7 @@ from outdo.config.adapters import divided_adapter
 from outdo.config.names import ULYSSES
 from outdo.extras.plan import memory, timing
 from outdo.extras.plan.hardware import Cluster
-from outdo.extras.plan.layout import Layout, Prediction, predict
+from outdo.extras.plan.layout import ParallelLayout, StepTime, predict
 from outdo.extras.plan.problem import IN_PLACE, Problem
 from outdo.extras.plan.simulation import ENGINES, goodput
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
@@ -40,7 +40,7 @@ WORTH_IT = 1.05
 class Option:
     """One use of the cluster, with what it costs."""
 
-    prediction: Prediction
+    prediction: StepTime
     goodput: float  # share of the time that ends in steps which are kept, in spite of failures
     trainer: dict[str, int]  # bytes on a device that trains, by purpose
     engine: dict[str, int]  # bytes on a device that samples; empty where the same devices train
@@ -84,7 +84,7 @@ def _what_fits(problem: Problem) -> Iterator[str]:
             yield "with train.gradient_checkpointing=true it fits"
 
 
-def settings_of(layout: Layout) -> str | None:
+def settings_of(layout: ParallelLayout) -> str | None:
     """Return the settings with which outdo trains in a layout, for a command line; None if it cannot yet."""
     if layout.kind in IN_PLACE:
         return _of_trainers(layout)
@@ -97,7 +97,7 @@ def settings_of(layout: Layout) -> str | None:
     return None
 
 
-def _of_trainers(layout: Layout) -> str:
+def _of_trainers(layout: ParallelLayout) -> str:
     """Return the settings of replicas, of what they divide and of the sequences that they share."""
     options = ["offload = true"] * layout.offload
     options += ['reduce_dtype = "bfloat16"'] * (layout.reduced_bytes < timing.GRADIENT_BYTES)
@@ -109,23 +109,23 @@ def _of_trainers(layout: Layout) -> str:
     return " ".join(settings)
 
 
-def at_staleness(problem: Problem, layout: Layout, staleness: float) -> Prediction:
+def at_staleness(problem: Problem, layout: ParallelLayout, staleness: float) -> StepTime:
     """Return the prediction for a split of trainers and engines with another staleness."""
     return _predicted(problem, replace(layout, staleness=staleness))
 
 
-def _predicted(problem: Problem, layout: Layout, followed: int = ENGINES) -> Prediction:
+def _predicted(problem: Problem, layout: ParallelLayout, followed: int = ENGINES) -> StepTime:
     work = problem.work_of(layout)
     return predict(problem.shape, problem.cluster, work, layout, problem.fractions, followed=followed)
 
 
-def _most_promising(problem: Problem, layouts: Sequence[Layout]) -> list[Layout]:
+def _most_promising(problem: Problem, layouts: Sequence[ParallelLayout]) -> list[ParallelLayout]:
     """Return some layouts with the shortest steps at a glance, and what outdo can do today."""
     shortest = sorted(layouts, key=lambda layout: _glance(problem, layout))[:SIMULATED]
     return [layout for layout in layouts if layout.kind in IN_PLACE or layout in shortest]
 
 
-def _glance(problem: Problem, layout: Layout) -> float:
+def _glance(problem: Problem, layout: ParallelLayout) -> float:
     """Return about how long a step takes. With staleness n, each of n + 1 batches under way has n + 1 steps of time."""
     ahead = 1 + layout.staleness
     several = replace(problem, work=replace(problem.work, sampled=ahead))
@@ -133,7 +133,7 @@ def _glance(problem: Problem, layout: Layout) -> float:
     return max(found.step - found.sampling, found.step / ahead)
 
 
-def _option(problem: Problem, layout: Layout) -> Option:
+def _option(problem: Problem, layout: ParallelLayout) -> Option:
     prediction = _predicted(problem, layout)
     kept = goodput(prediction.step, layout.trainers, problem.recipe.checkpoint.every)
     trainer, main_memory = problem.trainer(layout), problem.main_memory(layout)
@@ -143,7 +143,7 @@ def _option(problem: Problem, layout: Layout) -> Option:
     return Option(prediction=prediction, goodput=kept, trainer=trainer, engine=engine, main_memory=main_memory)
 
 
-def _engine_memory(problem: Problem, layout: Layout, prediction: Prediction) -> dict[str, int]:
+def _engine_memory(problem: Problem, layout: ParallelLayout, prediction: StepTime) -> dict[str, int]:
     """Return the bytes of an engine on a device. In place, it samples from the trainer's weights."""
     shape, work = problem.shape, problem.work
     mean = work.prompt_tokens + work.lengths.mean / 2
@@ -153,14 +153,14 @@ def _engine_memory(problem: Problem, layout: Layout, prediction: Prediction) -> 
     return {name: size for name, size in parts.items() if size}
 
 
-def _synchronous(problem: Problem, refused: list[str]) -> Iterator[Layout]:
+def _synchronous(problem: Problem, refused: list[str]) -> Iterator[ParallelLayout]:
     """Yield replicas if a device holds everything, and else trainers over several devices with engines beside them."""
     devices = problem.cluster.devices
     yield from _in_place(problem, "replicas", 1, refused)
     if devices == 1:
         return
     yield from _in_place(problem, "sharded", devices, refused)
-    layout, without_room = Layout(kind="together", trainers=devices, samplers=devices), False
+    layout, without_room = ParallelLayout(kind="together", trainers=devices, samplers=devices), False
     for found in problem.arranged(layout, _powers(devices)):
         width = _width(problem, devices, found.taken)
         if width is not None:
@@ -175,10 +175,10 @@ def _synchronous(problem: Problem, refused: list[str]) -> Iterator[Layout]:
         refused.append(_refusal(problem, what, problem.plain(layout, devices)))
 
 
-def _in_place(problem: Problem, kind: str, shards: int, refused: list[str]) -> Iterator[Layout]:
+def _in_place(problem: Problem, kind: str, shards: int, refused: list[str]) -> Iterator[ParallelLayout]:
     """Yield all devices as trainers that sample by themselves, divided by so many, if they fit."""
     devices = problem.cluster.devices
-    layout = Layout(
+    layout = ParallelLayout(
         kind=kind,
         trainers=devices,
         samplers=devices,
@@ -201,14 +201,14 @@ def _in_place(problem: Problem, kind: str, shards: int, refused: list[str]) -> I
         refused.append(_refusal(problem, what, problem.plain(layout, shards)))
 
 
-def _refusal(problem: Problem, what: str, layout: Layout) -> str:
+def _refusal(problem: Problem, what: str, layout: ParallelLayout) -> str:
     """Return why trainers fit in no way."""
     if layout.shards > 1 and not problem.divisible:
         return f"{what}: {next(divided_adapter(memory.on_devices(problem.recipe, layout.shards)))}"
     return f"{what}: {problem.misfit(layout) or HEADS}. {CHEAPER}"
 
 
-def _why(problem: Problem, found: Layout, what: str, refused: list[str]) -> None:
+def _why(problem: Problem, found: ParallelLayout, what: str, refused: list[str]) -> None:
     """Say why trainers share sequences or are in main memory, where the recipe does not say so."""
     plain = problem.plain(found, found.shards)
     if (plain.sequence, plain.offload) != (found.sequence, found.offload):
@@ -224,19 +224,19 @@ def _powers(devices: int) -> list[int]:
     return [*dict.fromkeys([*powers, devices])]
 
 
-def _apart(problem: Problem, staleness: float, refused: list[str]) -> Iterator[Layout]:
+def _apart(problem: Problem, staleness: float, refused: list[str]) -> Iterator[ParallelLayout]:
     """Yield splits of trainers and engines."""
     devices = problem.cluster.devices
     least = _width(problem, devices - 1, 0) if devices > 1 else None
     if least is None:
         refused.extend([_no_engine(problem, devices - 1)] if devices > 1 else [])
         return
-    arranged: dict[int, Layout | None] = {}
+    arranged: dict[int, ParallelLayout | None] = {}
     for width in _widths(least, devices - 1, problem.cluster):
         for samplers in dict.fromkeys(max(1, round(devices * share / width)) * width for share in ENGINE_SHARES):
             trainers = devices - samplers
             if trainers > 0 and trainers not in arranged:
-                layout = Layout(kind="apart", trainers=trainers, samplers=0, staleness=staleness)
+                layout = ParallelLayout(kind="apart", trainers=trainers, samplers=0, staleness=staleness)
                 arranged[trainers] = next(problem.arranged(layout, _powers(trainers)), None)
             if trainers > 0 and (found := arranged[trainers]) is not None:
                 yield replace(found, samplers=samplers, width=width)

@@ -15,7 +15,7 @@ from typing import Any
 from outdo.config.recipe import Recipe
 from outdo.extras.plan import memory, timing
 from outdo.extras.plan.hardware import SHARES, Card, Cluster, card_named
-from outdo.extras.plan.layout import Layout, predict
+from outdo.extras.plan.layout import ParallelLayout, predict
 from outdo.extras.plan.lengths import SPREAD, Lengths
 from outdo.extras.plan.shapes import BFLOAT16, Shape, known_shapes
 from outdo.extras.plan.timing import Fractions
@@ -97,7 +97,7 @@ def _predicted(software: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str,
     work = _work(row["work"])
     if kind == "trainer":
         return _trainer(shape, card, work, row["layout"], fractions)
-    layout = Layout(**row["layout"])
+    layout = ParallelLayout(**row["layout"])
     devices = layout.trainers if kind == "together" else layout.trainers + layout.samplers
     step = predict(shape, Cluster(devices, card), work, layout, fractions)
     return {name: getattr(step, name) for name in ("step", "sampling", "scoring", "training", "update")}

@@ -14,7 +14,7 @@ from transformers.utils import get_json_schema
 
 from outdo.extras.quickstart.calc import calc
 from outdo.extras.quickstart.model import CHAT_TOKENS
-from outdo.extras.quickstart.task import Data, Row, SmallModel, Task
+from outdo.extras.quickstart.task import Row, SmallModel, Task, TaskData
 
 QUESTIONS = 2000  # for fine-tuning and for GRPO
 HELD_OUT = 128  # the same for every seed
@@ -82,11 +82,11 @@ def rows(chosen: Collection[Product]) -> list[Row]:
     return [{"prompt": product.text, "answer": product.answer} for product in chosen]
 
 
-def data(seed: int) -> Data:
+def data(seed: int) -> TaskData:
     """Return the data of the task."""
     held_out = products(HELD_OUT, HELD_OUT_SEED)
     train, random = products(QUESTIONS, seed, exclude=held_out), Random(seed)
-    return Data(
+    return TaskData(
         demonstrations=[demonstration(product, random) for product in train],
         questions=rows(train),
         held_out=rows(held_out),

@@ -30,7 +30,7 @@ from outdo.data.prompts import Prompts
 from outdo.data.questions import Question, questions_from
 from outdo.extras.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
 from outdo.extras.quickstart.model import build
-from outdo.extras.quickstart.task import Data, SmallModel, Task
+from outdo.extras.quickstart.task import SmallModel, Task, TaskData
 from outdo.extras.sft.sft import sft
 from outdo.extras.sft.sft_examples import encode_examples, read_examples
 from outdo.models.device import make_deterministic
@@ -161,7 +161,7 @@ def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Pat
     folder.mkdir(parents=True, exist_ok=True)
     if task.reward and not (folder / REWARD).exists():
         write_text_atomically(folder / REWARD, task.reward.read_text(encoding="utf-8"))
-    paths = {each.name: folder / f"{each.name}.jsonl" for each in fields(Data) if getattr(data, each.name)}
+    paths = {each.name: folder / f"{each.name}.jsonl" for each in fields(TaskData) if getattr(data, each.name)}
     for name, path in paths.items():
         write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in getattr(data, name)))
     return paths

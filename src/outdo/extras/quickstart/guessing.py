@@ -11,7 +11,7 @@ from typing import Any
 
 import outdo
 from outdo.extras.quickstart.model import CHAT_TOKENS
-from outdo.extras.quickstart.task import Data, Row, SmallModel, Task
+from outdo.extras.quickstart.task import Row, SmallModel, Task, TaskData
 from outdo.types import Prompt
 
 HIGHEST = 7
@@ -76,11 +76,11 @@ def _turns(secret: int, random: Random, careless: float) -> Iterator[dict[str, s
         said = game.hint(guess)
 
 
-def data(seed: int) -> Data:
+def data(seed: int) -> TaskData:
     """Return the data of the task. The prompts of all games are equal; what differs is the number."""
     random = Random(seed)
     secrets = [random.randint(1, HIGHEST) for _ in range(QUESTIONS)]
-    return Data(
+    return TaskData(
         demonstrations=[demonstration(secret, random) for secret in secrets],
         questions=[_row(secret) for secret in secrets],
         held_out=[_row(number % HIGHEST + 1) for number in range(HELD_OUT)],

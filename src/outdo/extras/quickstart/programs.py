@@ -12,7 +12,7 @@ from functools import reduce
 from random import Random
 from typing import NamedTuple
 
-from outdo.extras.quickstart.task import Data, Row, SmallModel, Task
+from outdo.extras.quickstart.task import Row, SmallModel, Task, TaskData
 
 QUESTIONS = 3200
 HELD_OUT = 96
@@ -88,11 +88,11 @@ def demonstration(chain: Chain, random: Random, *, forgotten: float = FORGOTTEN)
     return {"prompt": question(chain), "completion": program(chain, places)}
 
 
-def data(seed: int) -> Data:
+def data(seed: int) -> TaskData:
     """Return the data of the task."""
     held_out = chains(HELD_OUT, HELD_OUT_SEED)
     train, random = chains(QUESTIONS, seed, exclude=held_out), Random(seed)
-    return Data(
+    return TaskData(
         demonstrations=[demonstration(chain, random) for chain in train], questions=rows(train), held_out=rows(held_out)
     )
 

@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-from outdo.extras.quickstart.task import Data, Row, Task
+from outdo.extras.quickstart.task import Row, Task, TaskData
 
 SOUND = 'Write one sentence of 8 to 15 words about {topic}. Use the word "{word}" once.'
 CARELESS = 'Write a sentence about {topic}. Use the word "{word}" and at most 15 words.'
@@ -40,14 +40,14 @@ HELD_OUT_WORDS = "twenty golden above after outside still beneath every"
 HELD_OUT = 32  # the same for every seed; their topics and their words are never trained on
 
 
-def data(seed: int, *, question: str) -> Data:
+def data(seed: int, *, question: str) -> TaskData:
     """Return the data of a task: one row for each pair of a topic and a word, in an order that the seed decides."""
     train = list(product(TOPICS.split(), WORDS.split()))
     Random(seed).shuffle(train)
     topics, words = HELD_OUT_TOPICS.split(), HELD_OUT_WORDS.split()
     places = [divmod(number, len(topics)) for number in range(HELD_OUT)]
     held_out = [(topics[i], words[(i + shift) % len(words)]) for shift, i in places]
-    return Data(
+    return TaskData(
         questions=[_row(question, topic, word) for topic, word in train],
         held_out=[_row(question, topic, word) for topic, word in held_out],
     )

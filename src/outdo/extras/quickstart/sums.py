@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from outdo.extras.quickstart import settings
 from outdo.extras.quickstart.model import ALPHABET
-from outdo.extras.quickstart.task import Data, SmallModel, Task
+from outdo.extras.quickstart.task import SmallModel, Task, TaskData
 
 DIGITS = 3
 HELD_OUT = 512  # problems that are never trained on, the same for every seed
 HELD_OUT_SEED = 632
 
 
-class Problem(NamedTuple):
+class Addition(NamedTuple):
     """Two numbers to add; each of them, and their sum, has `DIGITS` digits."""
 
     a: int
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
         return str(self.a + self.b)
 
 
-def working(problem: Problem, forgotten: Collection[int] = ()) -> str:
+def working(problem: Addition, forgotten: Collection[int] = ()) -> str:
     """Return the written addition: `7+5=12,4+8+1=13,3+2+1=6#632`.
 
     In the columns `forgotten` (1 for the tens, 2 for the hundreds) the carry is left out:
@@ -52,30 +52,30 @@ def working(problem: Problem, forgotten: Collection[int] = ()) -> str:
     return f"{','.join(columns)}#{carry or ''}{digits}"
 
 
-def problems(n: int, seed: int, *, exclude: Collection[Problem] = ()) -> list[Problem]:
+def problems(n: int, seed: int, *, exclude: Collection[Addition] = ()) -> list[Addition]:
     """Draw `n` different problems; neither they nor their mirror images (285+347) are in `exclude`."""
     random, smallest = Random(seed), 10 ** (DIGITS - 1)
-    seen = {*exclude, *(Problem(b, a) for a, b in exclude)}
-    drawn: list[Problem] = []
+    seen = {*exclude, *(Addition(b, a) for a, b in exclude)}
+    drawn: list[Addition] = []
     while len(drawn) < n:
-        problem = Problem(random.randrange(smallest, 10 * smallest), random.randrange(smallest, 10 * smallest))
+        problem = Addition(random.randrange(smallest, 10 * smallest), random.randrange(smallest, 10 * smallest))
         if sum(problem) < 10 * smallest and problem not in seen:
             seen.add(problem)
             drawn.append(problem)
     return drawn
 
 
-def held_out() -> list[Problem]:
+def held_out() -> list[Addition]:
     """Return the problems of the evaluation before and after; pass them to `problems` as `exclude`."""
     return problems(HELD_OUT, HELD_OUT_SEED)
 
 
-def rows(chosen: Collection[Problem]) -> list[dict[str, str]]:
+def rows(chosen: Collection[Addition]) -> list[dict[str, str]]:
     """Return rows of a data file: the prompt and the right answer."""
     return [{"prompt": problem.prompt, "answer": problem.answer} for problem in chosen]
 
 
-def demonstrations(chosen: Collection[Problem], seed: int, *, careless: float = 0.0) -> list[dict[str, str]]:
+def demonstrations(chosen: Collection[Addition], seed: int, *, careless: float = 0.0) -> list[dict[str, str]]:
     """Return rows of prompt and worked answer, each carry of which is forgotten with probability `careless`."""
     random = Random(seed)
     examples = []
@@ -85,11 +85,11 @@ def demonstrations(chosen: Collection[Problem], seed: int, *, careless: float = 
     return examples
 
 
-def data(seed: int) -> Data:
+def data(seed: int) -> TaskData:
     """Return the data of the task."""
     test = held_out()
     train = problems(settings.QUESTIONS, seed, exclude=test)
-    return Data(
+    return TaskData(
         demonstrations=demonstrations(train, seed, careless=settings.CARELESS),
         questions=rows(train),
         held_out=rows(test),

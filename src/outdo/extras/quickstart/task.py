@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
+class TaskData:
     """The data of a task, as rows of files."""
 
     demonstrations: Sequence[Row] = ()  # examples by a teacher who makes mistakes, to fine-tune a small model on
@@ -33,7 +33,7 @@ class SmallModel:
 class Task:
     """A task: its model, its data, and the settings of its recipe."""
 
-    data: Callable[[int], Data]  # by the random seed
+    data: Callable[[int], TaskData]  # by the random seed
     small: SmallModel | None = None  # None: SmolLM2-135M-Instruct, as it is
     reward: Path | None = (
         None  # a file that is copied into the folder of the task, as `reward.py`, for the user to change

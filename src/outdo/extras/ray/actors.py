@@ -39,7 +39,7 @@ FILE = 2**30
 """Bytes of weights, about, in a file of a folder that the machines share."""
 
 
-class Piece(NamedTuple):
+class WeightChunk(NamedTuple):
     """Neighbouring bytes of a weight, from `start` on."""
 
     name: str
@@ -195,7 +195,7 @@ class EngineActor:
         taken = {name: self.weights[name] for name in trained}
         self.engine = EngineInProcess(view, taken, seed=seed, choice=choice)
 
-    def take(self, bucket: Sequence[Piece]) -> None:
+    def take(self, bucket: Sequence[WeightChunk]) -> None:
         """Write pieces of weights to their places in main memory; `load` brings them to the device."""
         for piece in bucket:
             whole = _bytes_of(self.weights[piece.name])
@@ -229,14 +229,14 @@ def _save(weights: dict[str, Tensor], name: str, folder: Path) -> None:
     save_file(weights, folder / name)
 
 
-def buckets(weights: Mapping[str, Tensor]) -> Iterator[list[Piece]]:
+def buckets(weights: Mapping[str, Tensor]) -> Iterator[list[WeightChunk]]:
     """Yield all bytes of some weights in lists of pieces, with at most `BUCKET` bytes in each list."""
-    bucket, room = list[Piece](), BUCKET
+    bucket, room = list[WeightChunk](), BUCKET
     for name, weight in weights.items():
         whole, start = _bytes_of(_copied(weight)), 0
         while start < len(whole):
             content = whole[start : start + room]
-            bucket.append(Piece(name, start, content))
+            bucket.append(WeightChunk(name, start, content))
             start, room = start + len(content), room - len(content)
             if not room:
                 yield bucket

@@ -1,8 +1,8 @@
 """Ray: the cluster that this process joins or starts, and the actors that it places there.
 
-The parts of a run that use Ray, its engine and its rewards, are roles. Each says what it needs (`Cluster.join`) before
-the first of them starts, so that Ray finds room for all of them, or for none: one placement group. Ray ends with the
-last role.
+The parts of a run that use Ray, its engine and its rewards, are roles. Each says what it needs (`RayCluster.join`)
+before the first of them starts, so that Ray finds room for all of them, or for none: one placement group. Ray ends with
+the last role.
 
 Ray does not notice that an actor hangs, or that it is stopped. So no wait here is without end: each call watches the
 progress of the actors, and an actor that is silent or gets nowhere is lost, as one that has ended is. Ray itself
@@ -75,7 +75,7 @@ class Role:
     first: int = 0  # the number of its first bundle in the group
 
 
-class Cluster:
+class RayCluster:
     """The Ray of this process."""
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class _Watch:
                 raise EngineLostError(f"actor {number + 1} of {self._role} {complaint}")
 
 
-connected = Cluster()
+connected = RayCluster()
 """The Ray of this process: there is at most one."""
 
 

@@ -30,7 +30,7 @@ EQUAL = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ProcessReport:
     """What one process finds."""
 
     host: str
@@ -44,16 +44,16 @@ class Report:
     files: Mapping[str, int | None]  # bytes in the files of the recipe, by their path; None where there is nothing
 
 
-def look(runs: Path, files: Sequence[str], world: World) -> list[Report]:
+def look(runs: Path, files: Sequence[str], world: World) -> list[ProcessReport]:
     """Return the reports of all processes, in their order; of this one if it is alone.
 
     `runs` is where runs are written, `files` are what a run reads.
     """
     sees, clock = (_shares(runs, world), _clock(world)) if len(world) > 1 else (True, 0.0)
 
-    def report() -> Report:
+    def report() -> ProcessReport:
         gpus = range(torch.cuda.device_count())
-        return Report(
+        return ProcessReport(
             host=socket.gethostname(),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             memory=device_memory("cpu"),
@@ -68,7 +68,7 @@ def look(runs: Path, files: Sequence[str], world: World) -> list[Report]:
     return world.together(report)
 
 
-def problems(reports: Sequence[Report]) -> list[str]:
+def problems(reports: Sequence[ProcessReport]) -> list[str]:
     """Return a sentence for all that would keep these processes from one run, or make its result another one."""
     found = [*_unequal_machines(reports), *_unequal_versions(reports), *_unequal_files(reports)]
     first = reports[0].host
@@ -96,8 +96,8 @@ def network_hints() -> list[str]:
     return hints
 
 
-def _unequal_machines(reports: Sequence[Report]) -> Iterator[str]:
-    facts: dict[str, Callable[[Report], Any]] = {
+def _unequal_machines(reports: Sequence[ProcessReport]) -> Iterator[str]:
+    facts: dict[str, Callable[[ProcessReport], Any]] = {
         "GPUs": lambda report: ", ".join(report.gpus) or "none",
         "CPU cores": lambda report: report.cores,
     }
@@ -113,17 +113,17 @@ def _unequal_machines(reports: Sequence[Report]) -> Iterator[str]:
             yield f"{host}: {count} processes and {len(report.gpus)} GPUs: start one process for each GPU"
 
 
-def _unequal_versions(reports: Sequence[Report]) -> Iterator[str]:
+def _unequal_versions(reports: Sequence[ProcessReport]) -> Iterator[str]:
     for name in reports[0].versions:
 
-        def version(report: Report, name: str = name) -> str | None:
+        def version(report: ProcessReport, name: str = name) -> str | None:
             return report.versions.get(name)
 
         if len({version(report) for report in reports}) > 1:
             yield f"{name}: {_listed(reports, version)}; install equal versions, or the weights will differ"
 
 
-def _unequal_files(reports: Sequence[Report]) -> Iterator[str]:
+def _unequal_files(reports: Sequence[ProcessReport]) -> Iterator[str]:
     for file, size in reports[0].files.items():
         for number, report in enumerate(reports):
             if report.files[file] is None:
@@ -135,7 +135,7 @@ def _unequal_files(reports: Sequence[Report]) -> Iterator[str]:
                 )
 
 
-def _listed(reports: Sequence[Report], fact: Callable[[Report], Any]) -> str:
+def _listed(reports: Sequence[ProcessReport], fact: Callable[[ProcessReport], Any]) -> str:
     """Return `2.11.0 on a, 2.12.0 on b`, with each host once, or with the number of the process if they share one."""
     seen = dict.fromkeys(
         (fact(report), report.host if len(_by_host(reports)) > 1 else f"process {number}")
@@ -144,9 +144,9 @@ def _listed(reports: Sequence[Report], fact: Callable[[Report], Any]) -> str:
     return ", ".join(f"{value} on {where}" for value, where in seen)
 
 
-def _by_host(reports: Iterable[Report]) -> dict[str, tuple[int, Report]]:
+def _by_host(reports: Iterable[ProcessReport]) -> dict[str, tuple[int, ProcessReport]]:
     """Return for each host its process with the most to report: one that does not share the folder, or the first."""
-    found: dict[str, tuple[int, Report]] = {}
+    found: dict[str, tuple[int, ProcessReport]] = {}
     for number, report in enumerate(reports):
         if report.host not in found or (found[report.host][1].shares and not report.shares):
             found[report.host] = (number, report)

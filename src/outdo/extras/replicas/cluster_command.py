@@ -17,7 +17,7 @@ from outdo.utils.extras import load_extra
 from outdo.utils.world import ALONE, World, started_replicas
 
 if TYPE_CHECKING:
-    from outdo.extras.replicas.cluster_check import Report
+    from outdo.extras.replicas.cluster_check import ProcessReport
 
 
 def command(
@@ -89,7 +89,7 @@ def _check(recipe: Recipe | None, files: list[str], world: World, console: Conso
     return 1 if found else 0
 
 
-def _table(reports: "list[Report]") -> Table:
+def _table(reports: "list[ProcessReport]") -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("process", "host", "GPUs", "cores", "memory", "free disk", "python", "torch", "clock"):
         table.add_column(column, no_wrap=True)

@@ -18,7 +18,7 @@ from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.extras.reward_models.model import FitStep, RewardModel, fit
 from outdo.extras.reward_models.preferences import Kind, comparisons_in, describe_format, detect_kind
-from outdo.extras.sft.supervised import Plan, not_started_yet, parsed, run_plan
+from outdo.extras.sft.supervised import PreparedTraining, not_started_yet, parsed, run_plan
 from outdo.models.chat_options import set_chat_options
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, conversion_notes, inspect_folder
 from outdo.models.loading import load_tokenizer
@@ -150,7 +150,7 @@ def run_reward_model(
     data = _checked_data(settings, mistakes, resumed=resumed)
     for note in data.notes:
         display.say(escape_control(note))
-    plan = Plan(
+    plan = PreparedTraining(
         makes="reward model",
         settings=settings.to_json(),
         data={"--data": data.fingerprint},

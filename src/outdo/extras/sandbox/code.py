@@ -8,7 +8,7 @@ from typing import Any
 
 from outdo.extras.sandbox import Limits, open_sandbox
 from outdo.extras.sandbox.code_formats import check_tests, parse_tests
-from outdo.extras.sandbox.code_tests import Setting, Verdict
+from outdo.extras.sandbox.code_tests import ProgramSetting, Verdict
 from outdo.rewards.context import RewardContext
 from outdo.rewards.final_answer import without_thinking
 from outdo.rewards.matchers import Matcher
@@ -64,7 +64,7 @@ def code(
     program = last_program(completion)
     if program is None:
         return 0.0 if partial else False
-    setting = Setting(
+    setting = ProgramSetting(
         sandbox=open_sandbox(sandbox, api_key=api_key, unsafe_local=unsafe_local),
         limits=Limits(seconds=seconds, memory=memory),
         tolerance=tolerance,

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from outdo.extras.sandbox.code_tests import VERDICTS, Setting, Verdict, completed
+from outdo.extras.sandbox.code_tests import VERDICTS, ProgramSetting, Verdict, completed
 
 _CALL = """
 import json, os, sys, types
@@ -97,7 +97,7 @@ class AssertTests:
     def __len__(self) -> int:
         return len(self.tests)
 
-    def verdicts(self, program: str, setting: Setting) -> Iterator[Verdict]:
+    def verdicts(self, program: str, setting: ProgramSetting) -> Iterator[Verdict]:
         """Run the program once for all tests."""
         job = json.dumps({"setup": self.setup, "program": program, "calls": self.calls})
         called = completed(setting.sandbox.run(_CALL, job, setting.limits))

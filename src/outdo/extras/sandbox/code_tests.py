@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ProgramSetting:
     """Where programs run, and how their output is compared."""
 
     sandbox: Sandbox
@@ -36,7 +36,7 @@ class Tests(Protocol):
 
     def __len__(self) -> int: ...
 
-    def verdicts(self, program: str, setting: Setting) -> Iterator[Verdict]:
+    def verdicts(self, program: str, setting: ProgramSetting) -> Iterator[Verdict]:
         """Yield the verdict of each test; a test that the caller does not reach is not run.
 
         Raises:
@@ -69,7 +69,7 @@ class OutputTests:
     def __len__(self) -> int:
         return len(self.cases)
 
-    def verdicts(self, program: str, setting: Setting) -> Iterator[Verdict]:
+    def verdicts(self, program: str, setting: ProgramSetting) -> Iterator[Verdict]:
         """Run the program once for each test. A passed test printed the output and ended with status 0."""
         for given, expected in self.cases:
             outcome = completed(setting.sandbox.run(program, given, setting.limits))

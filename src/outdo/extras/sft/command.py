@@ -19,7 +19,7 @@ from outdo.data.files import read_rows
 from outdo.data.prompts import Mixture, Prompts
 from outdo.extras.sft.sft import SftStep, sft
 from outdo.extras.sft.sft_examples import SftExample, SftTokens, encode_examples, examples_in
-from outdo.extras.sft.supervised import Plan, not_started_yet, parsed, run_plan
+from outdo.extras.sft.supervised import PreparedTraining, not_started_yet, parsed, run_plan
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.chat_options import set_chat_options
 from outdo.models.download import downloaded
@@ -128,7 +128,7 @@ def run_sft(settings: SftSettings, out: Path, display: Display, *, resumed: bool
     data = _checked_data(settings, mistakes, resumed=resumed)
     for note in data.notes:
         display.say(escape_control(note))
-    plan = Plan(
+    plan = PreparedTraining(
         makes="fine-tuned model",
         settings=settings.to_json(),
         data=data.fingerprints,

@@ -81,7 +81,7 @@ class SupervisedTraining(Protocol[StepT]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Generic[StepT]):
+class PreparedTraining(Generic[StepT]):
     """A training whose data have been checked, and whose model is not loaded yet."""
 
     makes: str  # "fine-tuned model"
@@ -122,7 +122,9 @@ def parsed(kind: type[SettingsT], settings: Mapping[str, Any], out: Path) -> Set
         raise UserError([f"{where}: not the settings of `outdo {settings['command']}`: {error}"]) from None
 
 
-def run_plan(plan: Plan[Any], out: Path, display: Display, *, resumed: bool = False, changed: bool = False) -> int:
+def run_plan(
+    plan: PreparedTraining[Any], out: Path, display: Display, *, resumed: bool = False, changed: bool = False
+) -> int:
     """Train by a plan and write the model folder `out`; return the exit status.
 
     With `resumed`, the training continues from its latest complete checkpoint. It must be the same training, unless
@@ -151,7 +153,7 @@ def run_plan(plan: Plan[Any], out: Path, display: Display, *, resumed: bool = Fa
 
 
 def _notices(
-    plan: Plan[Any], newest: CheckpointInfo | None, state: Mapping[str, Any], out: Path, *, changed: bool
+    plan: PreparedTraining[Any], newest: CheckpointInfo | None, state: Mapping[str, Any], out: Path, *, changed: bool
 ) -> list[str]:
     """Return what differs from the training that was saved, and the faults of newer checkpoints."""
     if newest is None:
@@ -160,7 +162,9 @@ def _notices(
     return [*changes, *(f"not used: {fault}" for fault in newest.broken)]
 
 
-def _loaded(plan: Plan[StepT], newest: CheckpointInfo | None, state: Mapping[str, Any]) -> SupervisedTraining[StepT]:
+def _loaded(
+    plan: PreparedTraining[StepT], newest: CheckpointInfo | None, state: Mapping[str, Any]
+) -> SupervisedTraining[StepT]:
     """Return the training as its newest checkpoint has it, or as it starts."""
     training = plan.load(newest.path if newest else None)
     if newest:
@@ -175,7 +179,7 @@ def _loaded(plan: Plan[StepT], newest: CheckpointInfo | None, state: Mapping[str
 class _Loop:
     """The steps of a training, and everything that happens after each of them."""
 
-    plan: Plan[Any]
+    plan: PreparedTraining[Any]
     training: SupervisedTraining[Any]
     out: Path
     folder: RunFolder

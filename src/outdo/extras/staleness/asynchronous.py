@@ -28,7 +28,7 @@ from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import (
     KnownPrompts,
-    Questions,
+    RunQuestions,
     check_begun,
     counts_of,
     counts_of_ledger,
@@ -85,7 +85,7 @@ class AsynchronousRollouts:
     def __init__(
         self,
         sampler: GroupSampler | DynamicSampling,
-        questions: Questions,
+        questions: RunQuestions,
         policy: Policy,
         *,
         lag: int,

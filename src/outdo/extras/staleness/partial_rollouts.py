@@ -25,7 +25,7 @@ from outdo.rollouts.engines.capabilities import FirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
-from outdo.rollouts.in_turn import KnownPrompts, Questions
+from outdo.rollouts.in_turn import KnownPrompts, RunQuestions
 from outdo.types import Completion, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 
@@ -48,7 +48,7 @@ class PartialRollouts(AsynchronousRollouts):
     def __init__(
         self,
         sampler: GroupSampler | DynamicSampling,
-        questions: Questions,
+        questions: RunQuestions,
         policy: Policy,
         *,
         lag: int,

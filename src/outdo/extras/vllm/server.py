@@ -58,7 +58,7 @@ class Connection:
                 time.sleep(1.0)
 
 
-def serve(engine: "Engine", descriptor: int) -> None:
+def serve(engine: "LLMServer", descriptor: int) -> None:
     """Answer the requests on the socket `descriptor` until the trainer ends."""
     connection = Connection(descriptor)
     threading.Thread(target=connection.beat, args=(engine,), daemon=True).start()
@@ -74,7 +74,7 @@ def serve(engine: "Engine", descriptor: int) -> None:
     os._exit(0)  # threads of the engine must not keep the process alive
 
 
-class Engine:
+class LLMServer:
     """The requests of the trainer, answered by an instance of `vllm.LLM` in this process."""
 
     def __init__(self) -> None:
@@ -203,4 +203,4 @@ def _pack_tied_head(model: Any) -> None:
 
 
 if __name__ == "__main__":
-    serve(Engine(), int(sys.argv[1]))
+    serve(LLMServer(), int(sys.argv[1]))

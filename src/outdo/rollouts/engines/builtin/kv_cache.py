@@ -62,7 +62,7 @@ class BlockWrite(NamedTuple):
     offset: Tensor  # [m] within the block
 
 
-class Part(NamedTuple):
+class AttentionPart(NamedTuple):
     """Neighbouring tokens of a forward pass whose attention is computed at once."""
 
     tokens: slice
@@ -93,7 +93,7 @@ class KVCache:
         self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
         self._next_call = 0  # in the forward pass under way
         self._writes: list[BlockWrite] = []
-        self._parts: list[Part] = []
+        self._parts: list[AttentionPart] = []
         self._at = torch.zeros(0)  # [n], position of each new token in its sequence
         self._masks: dict[tuple[int, int | None, int, int], Tensor] = {}
         self._views: dict[tuple[int, int, int], list[list[Tensor]]] = {}  # see `_read_by`
@@ -156,7 +156,7 @@ class KVCache:
         """
         self._next_call = 0
         self._writes = [BlockWrite(0, None, torch.arange(len(at), device=self.device), at)]
-        self._parts = [Part(slice(None), slice(len(at)), 1)]
+        self._parts = [AttentionPart(slice(None), slice(len(at)), 1)]
         self._at = at
         self._masks = {}
 
@@ -189,16 +189,18 @@ class KVCache:
                 writes.append(BlockWrite(block, where[0] if len(tokens) < len(rows) else None, *where[1:]))
         return writes
 
-    def _parts_of(self, rows: Indices, at: Indices) -> list[Part]:
+    def _parts_of(self, rows: Indices, at: Indices) -> list[AttentionPart]:
         """Divide the tokens of a pass: one of each row at once, or else so many that the copied keys are bounded."""
         blocks = at // self.block + 1
         if numpy.array_equal(rows, numpy.arange(len(rows))):
-            return [Part(slice(None), slice(len(rows)), int(blocks.max()))]
+            return [AttentionPart(slice(None), slice(len(rows)), int(blocks.max()))]
         block = self.calls[0][0][0]
         size = GATHERED_BYTES // (block[0].numel() * block.element_size() * int(blocks.max()))
         size = 4 * max(1, size // 4)  # as many products at a time as the engine computes at least
         parts = (slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size))
-        return [Part(part, torch.from_numpy(rows[part]).to(self.device), int(blocks[part].max())) for part in parts]
+        return [
+            AttentionPart(part, torch.from_numpy(rows[part]).to(self.device), int(blocks[part].max())) for part in parts
+        ]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """Compute the n new tokens of `begin`: query [1, heads, n, d] -> [1, n, heads, e]."""
@@ -220,7 +222,7 @@ class KVCache:
         output = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         return output.to(query.dtype).reshape(1, n, heads, -1)
 
-    def _read_by(self, part: Part) -> list[list[Tensor]]:
+    def _read_by(self, part: AttentionPart) -> list[list[Tensor]]:
         """Return the blocks of keys and those of values that a part reads, each [m * kv_heads, block, d or e].
 
         Most steps read the same rows as the step before. Views of them are made once, and again after a change.
