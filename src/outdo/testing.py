@@ -115,7 +115,7 @@ def byte_bpe_tokenizer(texts: Iterable[str], vocab_size: int = 512, *, chat: boo
 
 # ------------------------------------------------------------------------------------------------ the scripted engine
 
-Answer = str | Sequence[int] | Completion
+ScriptedCompletion = str | Sequence[int] | Completion
 
 
 class ScriptedEngine:
@@ -128,7 +128,7 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        script: Sequence[Answer] | Callable[[Request], Answer],
+        script: Sequence[ScriptedCompletion] | Callable[[Request], ScriptedCompletion],
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         logprob: float = -1.0,
@@ -164,17 +164,17 @@ class ScriptedEngine:
 
     def _complete(self, request: Request, sampling: SamplingParams) -> Completion:
         self.requests.append(request)
-        answer = self.script(request)
-        if isinstance(answer, Completion):
-            return answer
-        if isinstance(answer, str):
+        completion = self.script(request)
+        if isinstance(completion, Completion):
+            return completion
+        if isinstance(completion, str):
             tokenizer = self._tokenizer()
-            answer = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
+            completion = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
         limit = min(request.max_tokens, sampling.max_tokens)
         return Completion(
-            token_ids=tuple(answer[:limit]),
-            logprobs=(self.logprob,) * len(answer[:limit]),
-            finish_reason=FinishReason.length if len(answer) > limit else FinishReason.stop,
+            token_ids=tuple(completion[:limit]),
+            logprobs=(self.logprob,) * len(completion[:limit]),
+            finish_reason=FinishReason.length if len(completion) > limit else FinishReason.stop,
             policy_version=self.version,
         )
 
@@ -184,12 +184,12 @@ class ScriptedEngine:
         return self.tokenizer
 
 
-def _in_order(answers: Sequence[Answer]) -> Callable[[Request], Answer]:
-    remaining: Iterator[Answer] = iter(answers)
+def _in_order(completions: Sequence[ScriptedCompletion]) -> Callable[[Request], ScriptedCompletion]:
+    remaining: Iterator[ScriptedCompletion] = iter(completions)
 
-    def next_answer(request: Request) -> Answer:
-        for answer in remaining:
-            return answer
-        raise EngineError(f"the script has {len(answers)} answers, and one more was asked: {request.stream}")
+    def next_completion(request: Request) -> ScriptedCompletion:
+        for completion in remaining:
+            return completion
+        raise EngineError(f"the script has {len(completions)} answers, and one more was asked: {request.stream}")
 
-    return next_answer
+    return next_completion

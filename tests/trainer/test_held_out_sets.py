@@ -8,7 +8,7 @@ import pytest
 from run_cases import Command, metrics, outdo_, steps_done, wait_until, write_rows
 
 from outdo.cli.recipe import recipe_of
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_completions
 from outdo.storage.run_folder import read_metrics
 from outdo.storage.run_state import run_state
 from outdo.trainer.preflight import check
@@ -54,7 +54,7 @@ def test_each_set_has_its_own_numbers_and_they_add_up(sets):
     assert (line["eval/early/greedy"], line["eval/late/greedy"], line["eval/greedy"]) == (1.0, 0.5, 0.8)
     assert line["eval/late/greedy_low"] < 0.5 < line["eval/late/greedy_high"]
     assert "held-out questions right after step 2, late: greedy 50.0%" in said
-    answers = held_out_answers.read(sets / "run", 2)
+    answers = held_out_completions.read(sets / "run", 2)
     assert {(answer["set"], answer["id"]) for answer in answers} == {
         *(("early", f"early:{row}") for row in ("1", "2", "3")),
         *(("late", f"late:{row}") for row in ("1", "2")),

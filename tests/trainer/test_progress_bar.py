@@ -17,7 +17,7 @@ from outdo.cli.train import run_train
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.trainer.display import Display
-from outdo.trainer.engines import answers_of
+from outdo.trainer.engines import completions_of
 from outdo.trainer.progress_bar import progress
 from outdo.types import Request
 from outdo.utils.rng import Stream
@@ -63,7 +63,7 @@ def test_bars_of_tqdm_are_shown_beside_the_bar_and_other_lines_above_it():
 
 def test_the_builtin_engine_counts_its_finished_answers():
     engine = BuiltinEngine(shared())
-    count = answers_of(engine)
+    count = completions_of(engine)
     assert count is not None
     assert count() == (0, 0)
     requests = [Request(token_ids=(1, 2), stream=Stream("generate", 0, str(n), 0), max_tokens=4) for n in range(3)]

@@ -8,7 +8,7 @@ import signal
 import pytest
 from run_cases import Command, metrics, outdo_, saved, steps_done, wait_until
 
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_completions
 from outdo.storage.run_state import run_state
 
 TWO = '''
@@ -78,7 +78,7 @@ def test_a_killed_run_has_its_baseline_and_tells_its_state(own_home):
     assert command.wait() == -signal.SIGKILL
     state = run_state(run)
     assert str(state) == f"killed at step {steps_done(run)} of 500"
-    answers = held_out_answers.read(run, 0)
+    answers = held_out_completions.read(run, 0)
     greedy = [answer["reward"] for answer in answers if answer["kind"] == "greedy"]
     before = json.loads((run / "summary.json").read_text())["before"]
     assert before["questions"] == len(greedy)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outdo.config.file import load
 from outdo.extras.record import parquet
-from outdo.storage import checkpoint, held_out_answers
+from outdo.storage import checkpoint, held_out_completions
 
 ONCE_RIGHT = '''
 asked = 0
@@ -47,12 +47,12 @@ def test_a_reward_of_numbers_is_never_called_right(home, straight):
     names = {name for line in metrics(straight) for name in line}
     assert not names & {"right", "frac_all_right", "frac_all_wrong", "eval/greedy", "eval/sampled"}
     assert set(parquet.read(straight, 30, ["right"])["right"].to_pylist()) == {None}
-    assert all(answer["right"] is None for answer in held_out_answers.read(straight, 30))
+    assert all(answer["right"] is None for answer in held_out_completions.read(straight, 30))
 
 
 def test_the_answers_of_every_evaluation_are_kept(straight):
-    assert held_out_answers.evaluated_steps(straight) == [0, 10, 20, 30]
-    answers = held_out_answers.read(straight, 20)
+    assert held_out_completions.evaluated_steps(straight) == [0, 10, 20, 30]
+    answers = held_out_completions.read(straight, 20)
     assert [(each["kind"], each["id"], each["sample"]) for each in answers] == [
         (kind, str(row), 0) for kind in ("greedy", "sampled") for row in range(1, 5)
     ]

@@ -117,7 +117,8 @@ def test_micro_batches_are_those_of_a_run(budget: int):
 def test_a_shared_prompt_counts_once_and_a_padded_one_for_each_answer(home: Path):
     step = recipe(home)
     shared, padded = (
-        largest_micro_batch(SequenceLengths(prompts=(30,), answer=10, shared=shared), step) for shared in (True, False)
+        largest_micro_batch(SequenceLengths(prompts=(30,), completion=10, shared=shared), step)
+        for shared in (True, False)
     )
     assert shared is not None
     assert padded is not None
@@ -126,7 +127,7 @@ def test_a_shared_prompt_counts_once_and_a_padded_one_for_each_answer(home: Path
 
 
 def test_one_long_prompt_among_many_counts_as_often_as_a_step_has_it(home: Path):
-    lengths = SequenceLengths(prompts=(*[20] * 63, 400), answer=10)
+    lengths = SequenceLengths(prompts=(*[20] * 63, 400), completion=10)
     found = largest_micro_batch(lengths, recipe(home, "steps=1000"))
     assert found is not None
     assert 2 * 20 + 8 * 10 <= found.tokens <= 400 + 20 + 8 * 10

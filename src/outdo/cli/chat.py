@@ -58,9 +58,9 @@ def command(
             messages.clear()
             continue
         request = Request(token_ids=tuple(ids), stream=Stream("chat", turn, "", 0), max_tokens=limit)
-        answer = sampler.decode(sampler.generate([request], sampling)[0].token_ids)
-        messages.append({"role": "assistant", "content": answer})
-        for text in answer.splitlines() or [""]:
+        completion = sampler.decode(sampler.generate([request], sampling)[0].token_ids)
+        messages.append({"role": "assistant", "content": completion})
+        for text in completion.splitlines() or [""]:
             print_line(console, escape_control(text))
 
 

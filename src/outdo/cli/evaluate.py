@@ -37,9 +37,9 @@ from outdo.models.policy import Policy
 from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_completions
 from outdo.trainer.build import held_out_questions
-from outdo.trainer.engines import answers_of, named_engine, open_engine
+from outdo.trainer.engines import completions_of, named_engine, open_engine
 from outdo.trainer.environment import open_environment
 from outdo.trainer.evaluation import Evaluation, compare_paired, evaluate
 from outdo.trainer.find_model import ModelRef, find_model
@@ -226,7 +226,7 @@ def _write_files(results: Results, tasks: Mapping[str, EvaluationTask], argument
         yield f"pass rates of {len(task.questions):,} questions: {arguments.rates}"
     if arguments.answers is not None:
         kind = "greedy" if task.answering.sampling.temperature == 0 else "sampled"
-        held_out_answers.write(arguments.answers, evaluation.answers(kind))
+        held_out_completions.write(arguments.answers, evaluation.completions(kind))
         yield f"the answers: {arguments.answers}"
 
 
@@ -343,7 +343,7 @@ def _evaluations(
             environment = open_environment(answering.environment, policy, reward, system=answering.system)
             found: dict[str, Evaluation] = {}
             for data, asked in prompts.items():
-                with progress(f"answering {data}", answers_of(engine)):
+                with progress(f"answering {data}", completions_of(engine)):
                     found[data] = evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
             return found
         finally:

@@ -18,7 +18,7 @@ from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.rollouts.engines import base
 from outdo.storage.atomic import write_text_atomically
-from outdo.trainer.engines import answers_of, named_engine, open_engine
+from outdo.trainer.engines import completions_of, named_engine, open_engine
 from outdo.trainer.find_model import find_model
 from outdo.trainer.progress_bar import progress
 from outdo.types import Completion, Prompt, Request
@@ -64,7 +64,7 @@ def command(
         for prompt, sample in asked
     ]
     try:
-        with progress("answering", answers_of(sampler)):
+        with progress("answering", completions_of(sampler)):
             completions = sampler.generate(requests, how.sampling)
     finally:
         sampler.close()

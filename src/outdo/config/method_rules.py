@@ -192,7 +192,7 @@ def check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
 # ------------------------------------------------------------------------------------- pieces that exclude each other
 
 
-def _single_answer_per_question(recipe: Recipe) -> Iterator[str]:
+def _single_completion_per_question(recipe: Recipe) -> Iterator[str]:
     if recipe.train.group_size == 1 and recipe.advantage.name in GROUP_RELATIVE:
         yield (
             f"train.group_size = 1: {recipe.advantage.name} compares the answers to a question with each other, "
@@ -270,7 +270,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _check_optimiser: ("optim.algorithm", "optim.schedule"),
     _check_kl_in_reward: ("train.kl_in_reward", "train.advantage", "train.objective"),
     _check_rewards: ("rewards",),
-    _single_answer_per_question: ("train.group_size", "train.advantage", "train.objective"),
+    _single_completion_per_question: ("train.group_size", "train.advantage", "train.objective"),
     _advantage_requirements: (
         "train.advantage",
         "train.objective",

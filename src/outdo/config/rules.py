@@ -130,7 +130,7 @@ def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
         yield f"{ahead}: a reward model with `labels` learns after each step, so rewards would depend on speed"
 
 
-def _answers_across_updates(recipe: Recipe) -> Iterator[str]:
+def _partial_rollouts(recipe: Recipe) -> Iterator[str]:
     if not goes_across_updates(recipe.engine):
         return
     across, staleness = "engine.across_updates = true", recipe.train.max_staleness
@@ -192,7 +192,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _streamed_questions: ("data.path", "data.eval_rows", "data.select"),
     _best_not_measured: ("eval.best", "eval.greedy", "eval.samples", "eval.every", "data.path", "data.eval_path"),
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
-    _answers_across_updates: ("train.max_staleness", "engine", "environment"),
+    _partial_rollouts: ("train.max_staleness", "engine", "environment"),
     _trackers: ("track",),
     _curriculum_without_a_verdict: ("data.path", "rewards", "eval.right"),
     _template: ("data.path", "data.template", "data.system"),

@@ -135,8 +135,8 @@ def _by_prefixes(
     for index, message in enumerate(messages):
         if message["role"] != "assistant" or index < first:
             continue
-        for is_answer in (False, True):
-            text = render(tokenizer, messages[: index + is_answer], tools, where, open_turn=not is_answer)
+        for is_assistant in (False, True):
+            text = render(tokenizer, messages[: index + is_assistant], tools, where, open_turn=not is_assistant)
             if not text.startswith(before):
                 raise ModelError(
                     f"{where}: the model's chat template does not keep prefixes: with message {index + 1} it changes "
@@ -148,7 +148,7 @@ def _by_prefixes(
             if together[: len(ids)] != ids:  # a token crosses the border, which it cannot do when the policy samples
                 alone = tokenizer.encode(text[len(before) :], add_special_tokens=False)
             ids += alone
-            learned += [is_answer] * len(alone)
+            learned += [is_assistant] * len(alone)
             before = text
     return ids, learned
 
@@ -173,12 +173,12 @@ def _without_space_after_end(
 ) -> list[bool]:
     """Return `learned`, False for white space between the end-of-turn token of an answer and the next turn."""
     kept: list[bool] = []
-    for is_answer, pairs in groupby(zip(ids, learned, strict=True), key=itemgetter(1)):
+    for is_assistant, pairs in groupby(zip(ids, learned, strict=True), key=itemgetter(1)):
         turn = [token for token, _ in pairs]
         end = max((place + 1 for place, token in enumerate(turn) if token in end_ids), default=len(turn))
         if str(tokenizer.decode(turn[end:])).strip():
             end = len(turn)
-        kept += [is_answer and place < end for place in range(len(turn))]
+        kept += [is_assistant and place < end for place in range(len(turn))]
     return kept
 
 

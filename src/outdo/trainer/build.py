@@ -297,7 +297,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, wor
         critic = recipe.critic is not None and recipe.critic.name == "model"
         trained = sum(weight.numel() for weight in policy.optimiser.weights.values())
         adapter = cost.AdapterSize(trained=trained, base=0) if policy.base else None  # its base is loaded already
-        parts = cost.kept(
+        parts = cost.model_states(
             policy.model.num_parameters(), recipe, reference=requires.reference, critic=critic, adapter=adapter
         )
         find = partial(

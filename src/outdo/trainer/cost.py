@@ -159,7 +159,7 @@ def memory(
     if facts.parameters is not None:
         settings = {"reference": reference, "critic": critic, "hidden": facts.hidden_size}
         permanent = {LIBRARIES: LIBRARY_BYTES} if on_cpu(recipe) else {}
-        permanent |= kept(facts.parameters, recipe, adapter=adapter, **settings)
+        permanent |= model_states(facts.parameters, recipe, adapter=adapter, **settings)
     own = not is_remote(recipe.engine)  # another engine samples in memory of its own
     quantised = adapter.quantised if adapter else 0
     parts: dict[str, int | None] = {
@@ -176,7 +176,7 @@ def memory(
     return {name: size for name, size in parts.items() if size is not None}
 
 
-def kept(
+def model_states(
     parameters: int,
     recipe: Recipe,
     *,

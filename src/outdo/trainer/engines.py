@@ -83,6 +83,6 @@ def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str
     return False, [f"routing: training may use other experts than sampling, because {why}"]
 
 
-def answers_of(engine: Engine) -> Count | None:
+def completions_of(engine: Engine) -> Count | None:
     """Return what counts the finished answers of an engine; None if it cannot be asked while it samples."""
-    return (lambda: engine.answered) if isinstance(engine, BuiltinEngine) else None
+    return (lambda: engine.completed) if isinstance(engine, BuiltinEngine) else None

@@ -72,7 +72,7 @@ def estimate(recipe: Recipe, facts: ModelFacts | None, sample: Sample, machine: 
 def lengths_of(recipe: Recipe, sample: Sample, *, shared: bool = True) -> SequenceLengths:
     """Return the lengths of sampled prompts with the longest answers; without any, of the longest prompt allowed."""
     prompts = sample.kept or (sample.longest,)
-    return SequenceLengths(prompts=prompts, answer=recipe.sampling.max_tokens, shared=shared)
+    return SequenceLengths(prompts=prompts, completion=recipe.sampling.max_tokens, shared=shared)
 
 
 def lengths_text(sample: Sample) -> str:
@@ -87,7 +87,7 @@ def _lengths_note(lengths: SequenceLengths, sample: Sample) -> str:
     once = "once for its group" if lengths.shared else "once for each answer"
     return (
         f"memory: estimated with {lengths_text(sample)}, each computed {once}, and answers of sampling.max_tokens = "
-        f"{lengths.answer:,}"
+        f"{lengths.completion:,}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
-from outdo.storage.held_out_answers import Answer
+from outdo.storage.held_out_completions import HeldOutCompletion
 from outdo.types import FinishReason, Group, Prompt, Rollout
 from outdo.utils.outcome import mcnemar
 
@@ -74,8 +74,8 @@ class Evaluation:
             numbers |= {f"{kind}_rewards/{name}/mean": value for name, value in parts.items()}
         return numbers
 
-    def answers(self, kind: str) -> Iterator[Answer]:
-        """Yield every answer as `outdo.storage.held_out_answers` writes it."""
+    def completions(self, kind: str) -> Iterator[HeldOutCompletion]:
+        """Yield every answer as `outdo.storage.held_out_completions` writes it."""
         for group in self.groups:
             for sample, rollout in enumerate(group.rollouts):
                 yield {

@@ -8,10 +8,10 @@ from typing import Any
 
 from outdo.config.recipe import Recipe
 from outdo.rollouts.engines.base import PolicyView
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_completions
 from outdo.trainer.build import Run, sampling_params
 from outdo.trainer.display import Display
-from outdo.trainer.engines import answers_of
+from outdo.trainer.engines import completions_of
 from outdo.trainer.evaluation import Evaluation, evaluate
 from outdo.trainer.state import Progress
 from outdo.types import Group
@@ -23,7 +23,7 @@ from outdo.utils.timing import Clock, span
 def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[str, float]:
     """Evaluate the policy after `step`, greedy and sampled at temperature 1; return the numbers (`Evaluation.metrics`).
 
-    The answers are written to the run's folder (`outdo.storage.held_out_answers`). Without held-out questions the
+    The answers are written to the run's folder (`outdo.storage.held_out_completions`). Without held-out questions the
     result is empty.
 
     Raises `UserError` before the first step if `eval.best` names a number that it does not have.
@@ -31,14 +31,14 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
     if not run.held_out:
         return {}
     with span("evaluate"):
-        numbers, answers, groups = run.rollouts.with_engine(partial(_evaluate, run, step, display))
+        numbers, completions, groups = run.rollouts.with_engine(partial(_evaluate, run, step, display))
         for watcher in run.watchers:
             numbers |= watcher.evaluated(step, groups)
     best = run.recipe.eval.best.name
     if step == 0 and best not in EVALUATIONS and headline(best, numbers) not in numbers:
         known = ", ".join(name for name in numbers if not name.endswith(("_low", "_high", "questions")))
         raise UserError([f'eval.best = "{best}": the evaluation has no such number; it has {known}'])
-    held_out_answers.write(held_out_answers.path_of(folder, step), answers)
+    held_out_completions.write(held_out_completions.path_of(folder, step), completions)
     display.evaluated(step, numbers)
     return numbers
 
@@ -49,7 +49,7 @@ def _evaluate(
     """Return the numbers of an evaluation, its answers as they are written, and the groups of each kind."""
     run.engine.update_weights(policy)
     settings, sets = run.recipe.eval, run.held_out_sets
-    numbers, answers = {"questions": float(len(run.held_out))}, list[dict[str, Any]]()
+    numbers, completions = {"questions": float(len(run.held_out))}, list[dict[str, Any]]()
     groups: dict[str, Sequence[Group]] = {}
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:
@@ -58,7 +58,7 @@ def _evaluate(
         kinds["sampled"] = (1.0, settings.samples)
     for name, (temperature, k) in kinds.items():
         sampling = sampling_params(run.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
-        watched = display.working(f"evaluating, {name}", answers_of(run.engine))
+        watched = display.working(f"evaluating, {name}", completions_of(run.engine))
         with watched, Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
         numbers |= evaluation.metrics(name)
@@ -66,8 +66,11 @@ def _evaluate(
         for each, part in _by_set(evaluation, sets).items():
             of_set = {"questions": float(len(part.groups))} | part.metrics(name)
             numbers |= {f"{each}/{metric}": value for metric, value in of_set.items()}
-        answers += [({"set": sets[answer["id"]]} if sets else {}) | dict(answer) for answer in evaluation.answers(name)]
-    return numbers, answers, groups
+        completions += [
+            ({"set": sets[completion["id"]]} if sets else {}) | dict(completion)
+            for completion in evaluation.completions(name)
+        ]
+    return numbers, completions, groups
 
 
 def _by_set(evaluation: Evaluation, sets: Mapping[str, str]) -> dict[str, Evaluation]:

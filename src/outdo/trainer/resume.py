@@ -11,7 +11,7 @@ from outdo.config.paths import code_of, with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import accepted_changes
 from outdo.data.splits import Questions, load_questions
-from outdo.storage import checkpoint, held_out_answers
+from outdo.storage import checkpoint, held_out_completions
 from outdo.storage.provenance import saved_revisions
 from outdo.storage.run_folder import RunFolder
 from outdo.trainer.build import Run, build_run, identity_of
@@ -117,6 +117,6 @@ def _restored(run: Run, state: Mapping[str, Any], path: Path) -> Progress:
 def _rewind(folder: RunFolder, run: Run, progress: Progress) -> list[str]:
     """Remove what was written after the step of the checkpoint; return a line for what is missing before it."""
     missing = folder.rewind(progress.step)
-    held_out_answers.drop_after(folder.path, progress.step)
+    held_out_completions.drop_after(folder.path, progress.step)
     lines = [f"{folder.metrics}: the metrics of {listed_steps(missing)} are missing"] if missing else []
     return lines + [line for each in run.watchers for line in each.rewind(progress.step, progress.records)]

@@ -168,7 +168,7 @@ class _Training:
                 if is_last or self.save_is_due():
                     self.checkpoints.wait()
                     self.settle(wait=True)  # what a checkpoint counts as done is recorded
-                    self.wait_for_answers()
+                    self.wait_for_completions()
                     self.checkpoints.save(self.progress, wait=is_last)
                 if evaluated:
                     self.write_summary()
@@ -257,7 +257,7 @@ class _Training:
         for watcher in self.run.watchers:
             watcher.settle(wait=wait)
 
-    def wait_for_answers(self) -> None:
+    def wait_for_completions(self) -> None:
         """Wait until all batches that run ahead are sampled, so that a checkpoint does not depend on speed.
 
         After a signal it does not wait: the checkpoint then holds the weights for the batches that are missing.

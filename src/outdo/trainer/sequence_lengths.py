@@ -26,13 +26,13 @@ class SequenceLengths:
     """The lengths of prompts and answers, in tokens."""
 
     prompts: tuple[int, ...]  # of a sample
-    answer: int  # of the longest answer
+    completion: int  # of the longest answer
     shared: bool = True  # whether a prompt is computed once for its group
 
     @property
     def longest(self) -> int:
         """The tokens of the longest prompt with the longest answer."""
-        return max(self.prompts) + self.answer
+        return max(self.prompts) + self.completion
 
     @property
     def mean_prompt(self) -> float:
@@ -50,7 +50,7 @@ class MicroBatch:
 
 def bound(recipe: Recipe) -> SequenceLengths:
     """Return the lengths of the longest sequences that a recipe allows."""
-    return SequenceLengths(prompts=(recipe.data.max_prompt_tokens,), answer=recipe.sampling.max_tokens)
+    return SequenceLengths(prompts=(recipe.data.max_prompt_tokens,), completion=recipe.sampling.max_tokens)
 
 
 def sampled_places(count: int, first: int) -> list[int]:
@@ -72,7 +72,7 @@ def largest_micro_batch(lengths: SequenceLengths, recipe: Recipe) -> MicroBatch 
     found = [
         _computed(prompts, micro_batch, lengths)
         for prompts in _steps(lengths, recipe, rows)
-        for micro_batch in micro_batches(prompts, lengths.answer, recipe.train.group_size, budget, rows)
+        for micro_batch in micro_batches(prompts, lengths.completion, recipe.train.group_size, budget, rows)
     ]
     largest = max(found, key=lambda each: each.tokens)
     return MicroBatch(tokens=-(-largest.tokens // share), repeated=-(-largest.repeated // share))
@@ -85,22 +85,22 @@ def _steps(lengths: SequenceLengths, recipe: Recipe, rows: int) -> Iterator[list
         yield random.choices(lengths.prompts, k=count)
 
 
-def micro_batches(prompts: Sequence[int], answer: int, group: int, budget: int, rows: int) -> list[list[Unit]]:
+def micro_batches(prompts: Sequence[int], completion: int, group: int, budget: int, rows: int) -> list[list[Unit]]:
     """Divide the first `rows` answers to some prompts as `types.rows.pack_by_tokens` does, all of equal length."""
     units: list[Unit] = []
     for place, prompt in enumerate(prompts):
         members = min(group, rows - place * group)
-        whole = members * (prompt + answer) <= budget
+        whole = members * (prompt + completion) <= budget
         units += [(place, members)] if whole else [(place, 1)] * members
     found: list[list[Unit]] = []
     longest = 0
     for place, members in units:
-        longest = max(longest, prompts[place] + answer)
+        longest = max(longest, prompts[place] + completion)
         if found and (sum(count for _, count in found[-1]) + members) * longest <= budget:
             found[-1].append((place, members))
         else:
             found.append([(place, members)])
-            longest = prompts[place] + answer
+            longest = prompts[place] + completion
     return found
 
 
@@ -108,7 +108,7 @@ def _computed(prompts: Sequence[int], units: Sequence[Unit], lengths: SequenceLe
     """Return what a micro-batch computes: each prompt once, or each answer with its prompt, padded to the longest."""
     rows = sum(count for _, count in units)
     if not lengths.shared:
-        return MicroBatch(tokens=rows * (max(prompts[place] for place, _ in units) + lengths.answer))
+        return MicroBatch(tokens=rows * (max(prompts[place] for place, _ in units) + lengths.completion))
     once = sum(prompts[place] for place in {place for place, _ in units})
     repeated = sum(prompts[place] * count for place, count in units)
-    return MicroBatch(tokens=once + rows * lengths.answer, repeated=repeated)
+    return MicroBatch(tokens=once + rows * lengths.completion, repeated=repeated)

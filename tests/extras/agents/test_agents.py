@@ -587,7 +587,7 @@ def test_32_agents_at_once_train_the_tokens_of_the_engine_whatever_the_order_in_
     read = sum(each.counts["engine/tokens_read"] for each in rollouts)
     prompts_of_rows = sum(len(group.prompt.token_ids) * len(group.rollouts) for group in first.values())
     assert read <= prompts_of_rows + sum(len(each.token_ids) for each in rollouts)  # each token once
-    assert len(engine.kept) == 0
+    assert len(engine.episode_cache) == 0
     again = groups(prompts[::-1])
     assert {name: [each.token_ids for each in group.rollouts] for name, group in first.items()} == {
         name: [each.token_ids for each in group.rollouts] for name, group in again.items()

@@ -17,7 +17,7 @@ from run_folders import write_small_run
 from outdo.extras.page.collect import View
 from outdo.extras.page.command import InspectArguments, run_inspect
 from outdo.extras.page.held_out import compare_evaluations, held_out_data
-from outdo.storage import held_out_answers, reads
+from outdo.storage import held_out_completions, reads
 from outdo.trainer.display import Display
 from outdo.utils.errors import RunFolderError, UserError
 from outdo.utils.outcome import mcnemar
@@ -38,7 +38,7 @@ def answers(rights: str, *, kind: str = "greedy", reward: float | None = None, t
 
 def record(folder: Path, evaluations: dict[int, list[dict]]) -> Path:
     for step, each in evaluations.items():
-        held_out_answers.write(held_out_answers.path_of(folder, step), each)
+        held_out_completions.write(held_out_completions.path_of(folder, step), each)
     return folder
 
 
@@ -88,7 +88,7 @@ def test_without_verdicts_better_rewards_are_counted(tmp_path: Path):
 def test_a_damaged_evaluation_is_left_out_of_the_page_and_cannot_be_compared(tmp_path: Path):
     assert held_out_data(tmp_path) is None
     record(tmp_path, {0: answers("w"), 4: answers("w"), 8: answers("r")})
-    held_out_answers.path_of(tmp_path, 4).write_text("{")
+    held_out_completions.path_of(tmp_path, 4).write_text("{")
     data = held_out_data(tmp_path)
     assert data is not None
     assert data["steps"] == [0, 8]

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from run_folders import write_small_run, write_watched_run
 
 from outdo.extras.record import parquet as files
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_completions
 from outdo.storage.run_folder import read_metrics
 
 
@@ -139,8 +139,8 @@ def test_a_hack_is_the_first_sentence_and_two_answers_show_it(page: Page, page_o
     run = changed(tmp_path / "hack", stops_reading)
     given = {"kind": "greedy", "sample": 0, "answer": "", "right": True, "reward": 1.0}
     texts = ["Never.", "Never.", "The bright."]
-    held_out_answers.write(
-        held_out_answers.path_of(run, 6),
+    held_out_completions.write(
+        held_out_completions.path_of(run, 6),
         [given | {"id": str(n), "prompt": f"Write about {n}.", "completion": text} for n, text in enumerate(texts)],
     )
     open_page(page, page_of(run))

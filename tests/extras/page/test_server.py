@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from outdo.extras.page.html import security_policy
 from outdo.extras.page.server import HEADERS, app, serve
 from outdo.extras.record import parquet
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_completions
 from outdo.utils.errors import UserError
 
 PORT, TOKEN = 8123, "right-token"
@@ -66,7 +66,7 @@ def test_the_answers_of_the_evaluations_are_served(tmp_path: Path):
         "completion": "2",
         "right": True,
     }
-    held_out_answers.write(held_out_answers.path_of(run, 4), [answer])
+    held_out_completions.write(held_out_completions.path_of(run, 4), [answer])
     assert client.get(with_token("/data")).json()["evaluated"] == [4]
     assert client.get(with_token("/held_out")).json()["steps"] == [4]
     assert client.get(with_token("/held_out", "wrong")).status_code == 403

@@ -160,9 +160,9 @@ def test_an_update_is_bytes_by_bandwidth():
 
 
 def test_a_trainer_keeps_sixteen_bytes_a_weight_shared_by_its_shards():
-    kept = memory.kept_by(SEVEN, RECIPE, reference=False, critic=False, adapter=0.0)
+    kept = memory.model_states_of(SEVEN, RECIPE, reference=False, critic=False, adapter=0.0)
     assert sum(kept.values()) == 16 * 7_616_000_000
-    eighth = memory.kept_by(SEVEN, RECIPE, reference=False, critic=False, adapter=0.0, shards=8)
+    eighth = memory.model_states_of(SEVEN, RECIPE, reference=False, critic=False, adapter=0.0, shards=8)
     assert eighth["weights"] == 4 * 7_616_000_000 // 8
     parts = memory.trainer_memory(SEVEN, work(checkpointing=True), kept=eighth, gathered=7)
     assert parts["activations while training"] == 2 * (28 + 30) * 16384 * 3584
@@ -182,11 +182,11 @@ def test_three_layers_are_gathered_with_their_gradients_and_what_is_outside_of_l
 
 
 def test_parts_in_main_memory_are_on_no_device():
-    assert memory.kept_by(SEVEN, RECIPE, reference=True, critic=True, adapter=0.0, shards=8, offload=True) == {}
+    assert memory.model_states_of(SEVEN, RECIPE, reference=True, critic=True, adapter=0.0, shards=8, offload=True) == {}
 
 
 def test_an_adapter_is_whole_on_each_of_the_devices_that_divide_its_base():
-    kept = memory.kept_by(SEVEN, RECIPE, reference=True, critic=False, adapter=0.01, shards=8)
+    kept = memory.model_states_of(SEVEN, RECIPE, reference=True, critic=False, adapter=0.01, shards=8)
     assert kept["frozen weights"] == 2 * 7_616_000_000 // 8
     assert sum(kept.values()) - kept["frozen weights"] == 16 * 76_160_000
 
@@ -194,16 +194,16 @@ def test_an_adapter_is_whole_on_each_of_the_devices_that_divide_its_base():
 def test_a_reference_or_critic_of_another_folder_shares_no_frozen_weights():
     models = {"reference": {"model": "other"}, "train": {"critic": {"name": "model", "path": "other"}}}
     other = Recipe.model_validate({"model": "-", "data": {"path": "-"}, **models})
-    kept = memory.kept_by(SEVEN, other, reference=True, critic=True, adapter=0.01, shards=4)
+    kept = memory.model_states_of(SEVEN, other, reference=True, critic=True, adapter=0.01, shards=4)
     assert kept["reference weights"] == 7_616_000_000
     assert kept["critic with moments"] == 4 * 7_616_000_000 - 76_160_000  # less the gradients of the adapter, divided
-    shared = memory.kept_by(SEVEN, RECIPE, reference=True, critic=True, adapter=0.01, shards=4)
+    shared = memory.model_states_of(SEVEN, RECIPE, reference=True, critic=True, adapter=0.01, shards=4)
     assert "reference weights" not in shared
     assert shared["critic with moments"] == 12 * 76_160_000
 
 
 def test_an_adapter_keeps_frozen_weights_and_sixteen_bytes_for_its_own():
-    kept = memory.kept_by(SEVEN, RECIPE, reference=False, critic=False, adapter=0.01)
+    kept = memory.model_states_of(SEVEN, RECIPE, reference=False, critic=False, adapter=0.01)
     assert sum(kept.values()) == 2 * 7_616_000_000 + 16 * 76_160_000
 
 
@@ -221,7 +221,7 @@ def test_more_memory_never_fits_less(size, factor, width, limit):
 @given(st.integers(0, 8), st.integers(0, 8))
 def test_more_shards_never_take_more_of_a_device(first, second):
     few, many = (
-        memory.kept_by(SEVEN, RECIPE, reference=True, critic=False, adapter=0.0, shards=shards)
+        memory.model_states_of(SEVEN, RECIPE, reference=True, critic=False, adapter=0.0, shards=shards)
         for shards in sorted((2 ** (first + 1), 2 ** (second + 1)))
     )
     assert sum(many.values()) <= sum(few.values()) + 8

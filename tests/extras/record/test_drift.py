@@ -11,7 +11,7 @@ from run_cases import metrics, outdo_, write_home
 
 from outdo.config.file import load
 from outdo.extras.record import starting_policy
-from outdo.extras.record.reading.drift import drift_metrics, first_answers
+from outdo.extras.record.reading.drift import drift_metrics, first_completions
 from outdo.extras.record.starting_policy import starting_logprobs
 from outdo.models.policy import Policy
 from outdo.models.scorer import sequence_logprobs
@@ -64,7 +64,7 @@ def logprobs(policy: Policy, prompt: str, answer: str) -> list[float]:
 
 
 def test_it_is_the_mean_over_the_tokens_of_the_first_answer_to_each_question(start: Policy, policy: Policy) -> None:
-    batch = first_answers([group(start, "say cat", "miaow", "never"), group(start, "say dog", "a woof")])
+    batch = first_completions([group(start, "say cat", "miaow", "never"), group(start, "say dog", "a woof")])
     found = drift_metrics(batch, policy.logprobs(batch), start.logprobs(batch))
     then, now = (
         [*logprobs(each, "say cat", "miaow"), *logprobs(each, "say dog", "a woof")] for each in (start, policy)
@@ -120,7 +120,9 @@ def test_a_large_model_is_not_loaded_a_second_time(home: Path, start: Policy, mo
     monkeypatch.chdir(home)
     run = build_run(load("recipe.toml"))
     monkeypatch.setattr(starting_policy, "MOST_WEIGHTS", 1000)
-    assert starting_logprobs(run.recipe, run.models, first_answers([group(start, "say cat", "miaow")]), ALONE) is None
+    assert (
+        starting_logprobs(run.recipe, run.models, first_completions([group(start, "say cat", "miaow")]), ALONE) is None
+    )
     run.close()
 
 

@@ -7,7 +7,7 @@ from engine_cases import fresh, requests, shared
 from test_asynchronous import IN_ORDER, QUESTIONS, change_weights, closed, saved_and_loaded
 
 from outdo.data.prompts import Prompts
-from outdo.extras.staleness.continued_answers import AnsweredEngine, continue_answers
+from outdo.extras.staleness.partial_completions import PresampledEngine, continue_completions
 from outdo.extras.staleness.partial_rollouts import PartialRollouts
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import token_versions
@@ -25,10 +25,10 @@ LENGTH = 10
 
 
 def in_parts(engine, policy, sampling, asked, limits):
-    answers = {}
+    completions = {}
     for limit in limits:
-        answers = continue_answers(engine, policy, sampling, asked, answers, [limit] * len(asked))
-    return [answers[each.stream] for each in asked]
+        completions = continue_completions(engine, policy, sampling, asked, completions, [limit] * len(asked))
+    return [completions[each.stream] for each in asked]
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gpt2"])
@@ -96,7 +96,7 @@ def ahead_of(policy, *, lag, rounds=0, calls=None):
     engine = Delivered(policy, seed=3)
     reward = load_reward(lambda completion: float(len(completion) % 3))
     sampling = SamplingParams(max_tokens=LENGTH)
-    sampler = GroupSampler(AnsweredEngine(engine), SingleTurn(reward), group_size=4, sampling=sampling)
+    sampler = GroupSampler(PresampledEngine(engine), SingleTurn(reward), group_size=4, sampling=sampling)
     sampler = DynamicSampling(sampler, questions, rounds=rounds) if rounds else sampler
     return PartialRollouts(sampler, questions, policy, lag=lag, last=LAST), engine
 
@@ -183,7 +183,7 @@ def test_answers_that_go_on_are_saved_with_the_version_of_each_token_and_other_s
     with pytest.raises(ValueError, match="answers are unfinished"):
         other.load_state(state)
     closed(ahead)
-    groups = ahead._batches[4].answers.result().sampled.groups
+    groups = ahead._batches[4].completions.result().sampled.groups
     known = {prompt.id: prompt for prompt in QUESTIONS}
     assert any(rollout.versions for group in groups for rollout in group.rollouts)
     assert groups_of_state(saved_and_loaded(state_of_groups(groups, known)), known) == list(groups)

@@ -177,7 +177,7 @@ def vespo(
         now = logprobs.detach()
         log_w = ratios.log_ratio(now, batch).sum(1, keepdim=True)  # [B, 1]
         if engine is not None:
-            log_w = log_w + _log_of_answers(engine(now, batch), batch)
+            log_w = log_w + _log_of_sequences(engine(now, batch), batch)
         log_w = log_w.clamp(VESPO_LOG_MIN, LOG_RATIO_CLAMP)
         positive = lambda_positive + k_positive * log_w - lambda_positive * log_w.exp()
         negative = lambda_negative + k_negative * log_w - lambda_negative * log_w.exp()
@@ -186,7 +186,7 @@ def vespo(
     return surrogate
 
 
-def _log_of_answers(weight: Factor, batch: Batch) -> Float[Tensor, "B 1"] | Float[Tensor, ""]:
+def _log_of_sequences(weight: Factor, batch: Batch) -> Float[Tensor, "B 1"] | Float[Tensor, ""]:
     """Return log Π_t c_it of weights by token [B, T], log c_i of weights by answer [B, 1] or of a number."""
     log_c = torch.as_tensor(weight).log().clamp(VESPO_LOG_MIN, LOG_RATIO_CLAMP)
     if log_c.shape != batch.loss_mask.shape:

@@ -36,17 +36,17 @@ def convert_openrlhf(
 def _batch(c: Conversion, rows: int | None) -> None:
     given = c.given
     prompts, group = given["rollout_batch_size"], given["n_samples_per_prompt"]
-    answers, update = prompts * group, given["train_batch_size"]
+    completions, update = prompts * group, given["train_batch_size"]
     passes = given["max_epochs"]
-    if min(answers, update, passes) < 1 or answers % update:
-        c.mistakes.append(f"train_batch_size = {update}: does not divide the {answers} answers of a batch")
+    if min(completions, update, passes) < 1 or completions % update:
+        c.mistakes.append(f"train_batch_size = {update}: does not divide the {completions} answers of a batch")
         return
     c.settings |= {"train.prompts": prompts, "train.group_size": group, "train.passes": passes}
-    c.settings["train.minibatches"] = answers // update
-    c.updates = passes * answers // update
-    if answers // update > 1:
+    c.settings["train.minibatches"] = completions // update
+    c.updates = passes * completions // update
+    if completions // update > 1:
         c.remark("train_batch_size", "OpenRLHF divides the answers into minibatches, outdo keeps groups whole")
-    if answers // update > prompts:
+    if completions // update > prompts:
         c.mistakes.append(f"train_batch_size = {update}: less than a group of {group} answers")
     if given["max_samples"] < 1e8:
         c.settings["data.limit"] = int(given["max_samples"])

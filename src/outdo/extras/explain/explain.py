@@ -182,7 +182,9 @@ class _Token:
         if isinstance(objective, ComposedObjective):
             objective = replace(objective, weight=total)
         reference = (ref or old) if objective.requires.reference else None
-        return cls(objective, _answer_batch(old=old, advantage=advantage, ref=reference), old, advantage, reference)
+        return cls(
+            objective, _batch_of_completions(old=old, advantage=advantage, ref=reference), old, advantage, reference
+        )
 
     def terms(self, probabilities: Tensor) -> Terms:
         """Compute the terms of N such tokens together, each with its own πθ and its own group. [N] -> scalars"""
@@ -282,7 +284,7 @@ class _Token:
         return torch.linspace(math.log(low / (1 - low)), 20.0, STEPS, dtype=torch.float64).sigmoid()
 
 
-def _answer_batch(*, old: float, advantage: float, ref: float | None, group: int = 1, length: int = 1) -> Batch:
+def _batch_of_completions(*, old: float, advantage: float, ref: float | None, group: int = 1, length: int = 1) -> Batch:
     """Return different answers to one question, [group, 1 + length]; the first one repeats the token to explain."""
     completions = [(2 + number,) * length for number in range(group)]
     batch = Batch.of_tokens([(1,)] * group, completions, group=[0] * group)
@@ -346,10 +348,10 @@ def _factors(objective: Objective, token: _Token, group: int, length: int) -> It
 
 def _weighted(objective: Objective, unit: _Token, group: int, length: int) -> float:
     """Compute dJ/dlog π of one token of a whole group, with the objective's own weight, at πθ = π_old."""
-    answers = _answer_batch(old=unit.old, advantage=unit.advantage, ref=unit.ref, group=group, length=length)
-    assert answers.old_logprobs is not None
-    leaf = answers.old_logprobs.clone().requires_grad_()
-    terms = objective(TokenScores(logprobs=leaf, entropy=answers.old_entropy), objective.prepare(answers))
+    batch = _batch_of_completions(old=unit.old, advantage=unit.advantage, ref=unit.ref, group=group, length=length)
+    assert batch.old_logprobs is not None
+    leaf = batch.old_logprobs.clone().requires_grad_()
+    terms = objective(TokenScores(logprobs=leaf, entropy=batch.old_entropy), objective.prepare(batch))
     return _gradient_of(terms.policy, leaf)[0, 1].item()
 
 

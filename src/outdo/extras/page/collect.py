@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from outdo.extras.page import glossary
 from outdo.extras.page.encode import shortened
-from outdo.extras.page.held_out import held_out_data, rewarded_answers
+from outdo.extras.page.held_out import held_out_data, rewarded_completions
 from outdo.extras.page.leverage import where_training_happened
 from outdo.extras.page.select import (
     DEFAULT_BYTES,
@@ -27,7 +27,7 @@ from outdo.extras.page.select import (
     spread_out,
 )
 from outdo.extras.record import parquet as files
-from outdo.storage import held_out_answers, run_files
+from outdo.storage import held_out_completions, run_files
 from outdo.storage.run_folder import is_alive
 from outdo.storage.run_state import run_state
 from outdo.utils.errors import RunFolderError
@@ -143,7 +143,7 @@ def metrics_since(run_data: "RunData", *, after: int) -> PageData:
     folder = run_data.folder
     recorded = files.recorded_steps(folder)
     record = {"recorded": recorded, "chosen": [], "compared": None, "leverage": None, "held_out": None}
-    record["evaluated"] = held_out_answers.evaluated_steps(folder)
+    record["evaluated"] = held_out_completions.evaluated_steps(folder)
     return {**run_data.to_dict(after=after), "about": _description(folder, run_data, recorded), **record}
 
 
@@ -211,7 +211,7 @@ class RunData:
     @property
     def examples(self) -> list[list[str]]:
         """Answers of the last evaluation, if a finding puts a reward that rose in doubt: `[question, answer]`."""
-        return rewarded_answers(self.folder) if any(each["is_hack"] for each in self.findings) else []
+        return rewarded_completions(self.folder) if any(each["is_hack"] for each in self.findings) else []
 
     @property
     def all_findings(self) -> list[dict[str, Any]]:

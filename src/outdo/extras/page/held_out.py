@@ -14,7 +14,7 @@ from typing import Any
 
 from outdo.extras.page.encode import shortened
 from outdo.extras.page.select import spread_out
-from outdo.storage import held_out_answers, reads
+from outdo.storage import held_out_completions, reads
 from outdo.storage.run_files import file_inside, number_or_none
 from outdo.utils.errors import RunFolderError
 from outdo.utils.outcome import mcnemar
@@ -34,7 +34,7 @@ LONGEST, LONGEST_REFERENCE = 1_500, 300
 MOST_CHARACTERS = 16_000_000
 """How many characters of answers are kept in memory at most while a page is made."""
 
-Answers = Mapping[str, Mapping[str, Any]]
+Completions = Mapping[str, Mapping[str, Any]]
 """The answers of one evaluation by the id of the question."""
 
 
@@ -62,7 +62,7 @@ class PairedEvaluations:
 
 def compare_evaluations(folder: Path, first: int, last: int) -> PairedEvaluations:
     """Compare the evaluations after the steps `first` and `last`. Raises: RunFolderError if one cannot be read."""
-    evaluations = [_answers(folder, step) for step in (first, last)]
+    evaluations = [_completions(folder, step) for step in (first, last)]
     by = _compared_by(evaluations)
     changes = [_change(before, after, by) for _, before, after in _pairs(*evaluations)]
     return PairedEvaluations(
@@ -93,72 +93,74 @@ def held_out_data(
     If the texts need more bytes, those are left out that come last: first come the questions that changed between the
     two evaluations of `pair`, then their other questions, then the answers of the other evaluations.
     """
-    recorded = held_out_answers.evaluated_steps(folder)
+    recorded = held_out_completions.evaluated_steps(folder)
     if not recorded:
         return None
     pair = pair or (recorded[0], recorded[-1])
     steps = sorted([*dict.fromkeys([*pair, recorded[0], recorded[-1], *spread_out(recorded)])][:MOST_EVALUATIONS])
-    evaluations = {step: answers for step in steps if (answers := _answers_or_none(folder, step)) is not None}
+    evaluations = {
+        step: completions for step in steps if (completions := _completions_or_none(folder, step)) is not None
+    }
     if not evaluations:
         return None
     data = _data(folder, evaluations, pair)
     order = _by_priority(data, [*evaluations], pair)
-    texts = sum(len(text) for answers in data["texts"] for text in answers if text)
+    texts = sum(len(text) for completions in data["texts"] for text in completions if text)
     most = texts + sum(len(text) for question in data["questions"] for text in question)
     while len(blob := _blob(_with_texts(data, order, most))) > size and most > 0:
         most = int(0.9 * most * size / len(blob)) if most > 100 else 0
     return {"steps": [*evaluations], "pair": [*pair], "blob": blob}
 
 
-def rewarded_answers(folder: Path, count: int = 2) -> list[list[str]]:
+def rewarded_completions(folder: Path, count: int = 2) -> list[list[str]]:
     """Return `[question, answer]` of different answers of the last evaluation, those with the highest rewards first."""
-    recorded = held_out_answers.evaluated_steps(folder)
-    answers = [*(_answers_or_none(folder, recorded[-1]) or {}).values()] if recorded else []
-    answers.sort(key=lambda each: -(number_or_none(each.get("reward")) or 0.0))
-    different = {str(each["completion"]): each for each in reversed(answers)}  # the first question of equal answers
-    chosen = [each for each in answers if different[str(each["completion"])] is each][:count]
+    recorded = held_out_completions.evaluated_steps(folder)
+    completions = [*(_completions_or_none(folder, recorded[-1]) or {}).values()] if recorded else []
+    completions.sort(key=lambda each: -(number_or_none(each.get("reward")) or 0.0))
+    different = {str(each["completion"]): each for each in reversed(completions)}  # the first question of equal answers
+    chosen = [each for each in completions if different[str(each["completion"])] is each][:count]
     return [[_question(each)[0], shortened(str(each["completion"]), LONGEST)] for each in chosen]
 
 
 # ---------------------------------------------------------------------------------------------------- reading answers
 
 
-def _answers(folder: Path, step: int) -> Answers:
+def _completions(folder: Path, step: int) -> Completions:
     """Return the greedy answers of an evaluation by question, or else the first sampled one. Raises RunFolderError."""
-    path = held_out_answers.path_of(folder, step)
+    path = held_out_completions.path_of(folder, step)
     try:
         if file_inside(folder, path).stat().st_size > LARGEST_FILE:
             raise RunFolderError(f"{path}: has more than {LARGEST_FILE / 1e6:.0f} MB; it is not read")
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
-    answers = held_out_answers.read(folder, step)
-    kind = "greedy" if any(each["kind"] == "greedy" for each in answers) else "sampled"
+    completions = held_out_completions.read(folder, step)
+    kind = "greedy" if any(each["kind"] == "greedy" for each in completions) else "sampled"
     found: dict[str, Mapping[str, Any]] = {}
-    for each in answers:
+    for each in completions:
         if each["kind"] == kind:
             found.setdefault(str(each["id"]), each)
     return found
 
 
-def _answers_or_none(folder: Path, step: int) -> Answers | None:
+def _completions_or_none(folder: Path, step: int) -> Completions | None:
     try:
-        return _answers(folder, step)
+        return _completions(folder, step)
     except RunFolderError:
         return None
 
 
-def _compared_by(evaluations: Sequence[Answers]) -> str:
-    verdicts = (answer.get("right") for answers in evaluations for answer in answers.values())
+def _compared_by(evaluations: Sequence[Completions]) -> str:
+    verdicts = (completion.get("right") for completions in evaluations for completion in completions.values())
     return "right" if any(verdict is not None for verdict in verdicts) else "reward"
 
 
-def _pairs(before: Answers, after: Answers) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    return ((question, answer, after[question]) for question, answer in before.items() if question in after)
+def _pairs(before: Completions, after: Completions) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    return ((question, completion, after[question]) for question, completion in before.items() if question in after)
 
 
-def _value(answer: Mapping[str, Any] | None, by: str) -> float | None:
+def _value(completion: Mapping[str, Any] | None, by: str) -> float | None:
     """Return 1 for right and 0 for wrong, or the reward with six significant digits; None without either."""
-    value = None if answer is None else number_or_none(answer.get(by))
+    value = None if completion is None else number_or_none(completion.get(by))
     return None if value is None else float(f"{value:.6g}")
 
 
@@ -170,10 +172,12 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any], by: str) -> flo
 # ------------------------------------------------------------------------------------------------------ for the page
 
 
-def _data(folder: Path, evaluations: Mapping[int, Answers], pair: tuple[int, int]) -> dict[str, Any]:
+def _data(folder: Path, evaluations: Mapping[int, Completions], pair: tuple[int, int]) -> dict[str, Any]:
     """Return the content of the blob with all texts, as far as `MOST_CHARACTERS` allow it."""
     by = _compared_by([*evaluations.values()])
-    first = {question: answer for answers in evaluations.values() for question, answer in answers.items()}
+    first = {
+        question: completion for completions in evaluations.values() for question, completion in completions.items()
+    }
     left, texts = MOST_CHARACTERS, {}
     for step in sorted(evaluations, key=lambda step: step not in pair):
         texts[step] = _texts(evaluations[step], first) if left > 0 else [None] * len(first)
@@ -181,8 +185,10 @@ def _data(folder: Path, evaluations: Mapping[int, Answers], pair: tuple[int, int
     return {
         "by": by,
         "ids": [shortened(question, 100) for question in first],
-        "questions": [_question(answer) for answer in first.values()],
-        "values": [[_number(_value(answers.get(each), by)) for each in first] for answers in evaluations.values()],
+        "questions": [_question(completion) for completion in first.values()],
+        "values": [
+            [_number(_value(completions.get(each), by)) for each in first] for completions in evaluations.values()
+        ],
         "texts": [texts[step] for step in evaluations],
         "reads": _reads(folder, [*evaluations], first),
     }
@@ -207,16 +213,16 @@ def _read(line: Mapping[str, Any]) -> list[Any]:
     return [line["question"], nats]
 
 
-def _texts(answers: Answers, questions: Iterable[str]) -> list[str | None]:
-    found = (answers.get(question) for question in questions)
-    return [None if answer is None else shortened(str(answer["completion"]), LONGEST) for answer in found]
+def _texts(completions: Completions, questions: Iterable[str]) -> list[str | None]:
+    found = (completions.get(question) for question in questions)
+    return [None if completion is None else shortened(str(completion["completion"]), LONGEST) for completion in found]
 
 
-def _question(answer: Mapping[str, Any]) -> list[str]:
+def _question(completion: Mapping[str, Any]) -> list[str]:
     """Return the question that was answered, and its reference answer; an empty text without one."""
-    reference = answer.get("answer")
+    reference = completion.get("answer")
     return [
-        shortened(str(answer.get("prompt", "")), LONGEST),
+        shortened(str(completion.get("prompt", "")), LONGEST),
         "" if reference is None else shortened(str(reference), LONGEST_REFERENCE),
     ]
 

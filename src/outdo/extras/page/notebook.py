@@ -61,8 +61,8 @@ def show(shown: Step | Group, tokenizer: PreTrainedTokenizerBase | None = None, 
     `UserError` if the step has no such group.
     """
     if isinstance(shown, Group):
-        answers = [_row(rollout, _text(rollout.text)) for rollout in _sorted(shown)]
-        return Html(_view(shown, f"{len(answers)} answers", answers))
+        completions = [_row(rollout, _text(rollout.text)) for rollout in _sorted(shown)]
+        return Html(_view(shown, f"{len(completions)} answers", completions))
     return Html(_step_html(shown, tokenizer, group))
 
 
@@ -79,14 +79,14 @@ def _step_html(step: Step, tokenizer: PreTrainedTokenizerBase | None, group: int
         for rollout, row in zip(shown.rollouts, pushed, strict=True)
     ]
     by_rollout = {id(rollout): text for rollout, text in zip(shown.rollouts, texts, strict=True)}
-    answers = [_row(rollout, by_rollout[id(rollout)]) for rollout in _sorted(shown)]
+    completions = [_row(rollout, by_rollout[id(rollout)]) for rollout in _sorted(shown)]
     legend = ""
     if tokenizer is not None and most > 0:
         legend = (
             f'; leverage: net push × (1 - probability), at most {most:.3g}: <span class="up3">pushed up</span>, '
             '<span class="down3">pushed down</span>'
         )
-    return _view(shown, f"Step {step.index}, group {group} of {len(step.groups)}{legend}", answers)
+    return _view(shown, f"Step {step.index}, group {group} of {len(step.groups)}{legend}", completions)
 
 
 def _sorted(group: Group) -> list[Rollout]:
@@ -136,7 +136,7 @@ def _tokens(
     return "".join(spans)
 
 
-def _view(group: Group, what: str, answers: Sequence[str]) -> str:
+def _view(group: Group, what: str, completions: Sequence[str]) -> str:
     prompt = group.prompt
     fields = {"prompt": _text(_prompt(prompt.text)), "id": _text(prompt.id)}
     if prompt.answer is not None:
@@ -144,7 +144,7 @@ def _view(group: Group, what: str, answers: Sequence[str]) -> str:
     if group.baseline is not None:
         fields["baseline"] = f"{group.baseline:.4g}"
     items = "".join(f"<dt>{name}</dt><dd><pre>{text}</pre></dd>" for name, text in fields.items())
-    rows = "".join(answers)
+    rows = "".join(completions)
     return f'{STYLE}<div class="outdo-view"><p>{what}</p><dl>{items}</dl><ol>{rows}</ol></div>'
 
 

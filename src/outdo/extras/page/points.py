@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outdo.extras.page.held_out import PairedEvaluations
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_completions
 
 START = "start"
 """The name of the evaluation before the first step."""
@@ -20,7 +20,7 @@ def step_of(point: str) -> int | None:
 
 def unusable(run: Path, points: Points) -> Iterator[str]:
     """Yield why two points cannot be compared: one is unknown, or they have nothing in common that can be compared."""
-    evaluated, saved = held_out_answers.evaluated_steps(run), checkpoint_steps(run)
+    evaluated, saved = held_out_completions.evaluated_steps(run), checkpoint_steps(run)
     unknown = [point for point in points if step_of(point) not in (*evaluated, *saved)]
     known = f"evaluations: {_names(evaluated)}; checkpoints: {_names(saved)}"
     for point in unknown:
@@ -31,7 +31,7 @@ def unusable(run: Path, points: Points) -> Iterator[str]:
 
 def evaluations(run: Path, points: Points) -> tuple[int, int] | None:
     """Return the steps of the two points if the run was evaluated after both."""
-    return _both(points, held_out_answers.evaluated_steps(run))
+    return _both(points, held_out_completions.evaluated_steps(run))
 
 
 def checkpoints(run: Path, points: Points) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ ACTIVATIONS_PER_COPY = 10
 """Numbers kept for each expert that a token visits, in units of the hidden size: its input, products and gradients."""
 
 
-def trainer_memory(shape: Shape, work: Workload, *, kept: Mapping[str, int], gathered: int) -> dict[str, int]:
+def trainer_memory(shape: Shape, work: Workload, *, model_states: Mapping[str, int], gathered: int) -> dict[str, int]:
     """Return the bytes of a trainer that keeps `kept` during the run, and computes with `gathered` bytes of layers.
 
     Activations are those of `cost`: 30 numbers of the hidden size for each token and layer, or one and those of one
@@ -32,7 +32,7 @@ def trainer_memory(shape: Shape, work: Workload, *, kept: Mapping[str, int], gat
     each = shape.layers + layer if work.checkpointing else shape.layers * layer
     tokens = work.micro_batch_tokens
     logits = min(256 * 2**20, number * tokens * shape.vocab) * step_memory.LOGIT_BUFFERS
-    parts = dict(kept)
+    parts = dict(model_states)
     parts["layers gathered while training"] = gathered
     parts["activations while training"] = round(number * each * tokens * shape.hidden)
     parts["a chunk of logits while training"] = round(logits)
@@ -60,7 +60,7 @@ def on_devices(recipe: Recipe, shards: int, *, offload: bool = False) -> Recipe:
     return recipe.model_copy(update={"device": "cuda", "cluster": cluster})
 
 
-def kept_by(
+def model_states_of(
     shape: Shape,
     recipe: Recipe,
     *,
@@ -80,7 +80,7 @@ def kept_by(
     if adapter:
         size = cost.AdapterSize(trained=round(adapter * count), base=round(frozen * count))
     divided = on_devices(recipe, shards, offload=offload)
-    return cost.kept(count, divided, reference=reference, critic=critic, hidden=shape.hidden, adapter=size)
+    return cost.model_states(count, divided, reference=reference, critic=critic, hidden=shape.hidden, adapter=size)
 
 
 def engine_weights(shape: Shape, width: int, weight_bytes: float = BFLOAT16) -> int:

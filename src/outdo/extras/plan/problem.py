@@ -55,10 +55,10 @@ class Problem:
         """Return the work with the micro-batches of one device: those that share sequences divide their tokens."""
         return replace(self.work, micro_batch_tokens=-(-self.work.micro_batch_tokens // layout.sequence))
 
-    def kept(self, layout: ParallelLayout, *, offload: bool | None = None) -> dict[str, int]:
+    def model_states(self, layout: ParallelLayout, *, offload: bool | None = None) -> dict[str, int]:
         """Return the bytes that stay on a device that trains; what is in main memory stays on none."""
         offload = layout.offload if offload is None else offload
-        kept = memory.kept_by(
+        model_states = memory.model_states_of(
             self.shape,
             self.recipe,
             reference=self.reference,
@@ -71,20 +71,22 @@ class Problem:
         shared = layout.shards > 1 and layout.staleness == 0
         rewards = [replace(each, divided=each.divided and shared) for each in self.rewards]
         parts = reward_memory(rewards, memory.on_devices(self.recipe, layout.shards, offload=offload))
-        return with_rewards(kept, parts)
+        return with_rewards(model_states, parts)
 
     def trainer(self, layout: ParallelLayout) -> dict[str, int]:
         """Return the bytes of a device that trains, by purpose."""
         work = self.work_of(layout)
         gathered = memory.layers_gathered(self.shape, work) if layout.shards > 1 else 0
-        return memory.trainer_memory(self.shape, work, kept=self.kept(layout), gathered=gathered)
+        return memory.trainer_memory(self.shape, work, model_states=self.model_states(layout), gathered=gathered)
 
     def main_memory(self, layout: ParallelLayout) -> dict[str, int]:
         """Return the bytes of the main memory of a machine that hold what its devices do not, by purpose."""
         if not layout.offload:
             return {}
-        devices, on_device = min(layout.trainers, self.cluster.card.machine), self.kept(layout)
-        beside = {name: size - on_device.get(name, 0) for name, size in self.kept(layout, offload=False).items()}
+        devices, on_device = min(layout.trainers, self.cluster.card.machine), self.model_states(layout)
+        beside = {
+            name: size - on_device.get(name, 0) for name, size in self.model_states(layout, offload=False).items()
+        }
         return {name: devices * size for name, size in beside.items() if size}
 
     def misfit(self, layout: ParallelLayout) -> str:
@@ -146,6 +148,6 @@ class Problem:
         """Return the bytes of a device that are not for an engine: what stays, without weights that it samples from."""
         if layout.kind == "apart":
             return 0
-        kept = (size for name, size in self.kept(layout).items() if not name.endswith(cost.PHASES))
+        model_states = (size for name, size in self.model_states(layout).items() if not name.endswith(cost.PHASES))
         own = memory.engine_weights(self.shape, 1, layout.weight_bytes) if layout.kind == "replicas" else 0
-        return sum(kept) - own
+        return sum(model_states) - own

@@ -128,8 +128,10 @@ def _trainer(
     ).training
     seconds += timing.STEP_HOST + timing.update_seconds(shape, card, fractions.update, adapter=work.adapter)
     recipe = Recipe.model_validate({"model": "-", "data": {"path": "-"}})
-    kept = memory.kept_by(shape, recipe, reference=False, critic=False, adapter=work.adapter, frozen=work.frozen_bytes)
-    divided = {name: round(size / ranks.shards) for name, size in kept.items()}  # adapters too
+    model_states = memory.model_states_of(
+        shape, recipe, reference=False, critic=False, adapter=work.adapter, frozen=work.frozen_bytes
+    )
+    divided = {name: round(size / ranks.shards) for name, size in model_states.items()}  # adapters too
     gathered = memory.two_layers(shape) if ranks.shards > 1 else 0
-    parts = memory.trainer_memory(shape, work, kept=divided, gathered=gathered)
+    parts = memory.trainer_memory(shape, work, model_states=divided, gathered=gathered)
     return {"tokens": work.tokens / seconds, "memory": sum(parts.values()) / 2**30}

@@ -37,7 +37,7 @@ from outdo.models.device import make_deterministic
 from outdo.models.gguf_folder import converted
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
-from outdo.storage import held_out_answers
+from outdo.storage import held_out_completions
 from outdo.storage.atomic import write_text_atomically
 from outdo.trainer.display import Display
 from outdo.trainer.engines import named_engine, open_engine
@@ -259,7 +259,7 @@ def _prepare(
 def _recorded(run: Path, step: int) -> tuple[list[str], list[Shown], list[Shown]]:
     """Return the held-out questions, and the greedy answer to each before the run and after `step`."""
     before, after = (
-        {each["id"]: each for each in held_out_answers.read(run, when) if each["kind"] == "greedy"}
+        {each["id"]: each for each in held_out_completions.read(run, when) if each["kind"] == "greedy"}
         for when in (0, step)
     )
     asked = [str(each["prompt"]) for each in before.values()]

@@ -11,7 +11,7 @@ from outdo.data.formats import tools_of as tools_in
 from outdo.data.prompts import Prompts
 from outdo.extras.record import parquet
 from outdo.extras.record.background_writer import BackgroundWriter
-from outdo.extras.record.reading.drift import drift_metrics, first_answers
+from outdo.extras.record.reading.drift import drift_metrics, first_completions
 from outdo.extras.record.reading.measure import Reading
 from outdo.extras.record.reading.swaps import Text
 from outdo.extras.record.recorder import Recorder
@@ -141,7 +141,7 @@ class _Recording(Watcher):
 
         Its files were needed before the first step only. That they are gone later is a warning, and ends no run.
         """
-        batch = first_answers(groups)
+        batch = first_completions(groups)
         if not batch.loss_mask.any():
             return {}
         now = self.models.policy.logprobs(batch)

@@ -127,15 +127,15 @@ def net_pushes(batch: Batch, push: Tensor) -> tuple[Tensor, Tensor]:
     """
     mask = batch.loss_mask
     _, node = prefix_tree(batch)
-    _, token, answers = node[mask].unique(return_inverse=True, return_counts=True)  # N distinct tokens
+    _, token, completions = node[mask].unique(return_inverse=True, return_counts=True)  # N distinct tokens
     values = push[mask].double()
-    summed = torch.zeros(len(answers), dtype=torch.float64).index_add(0, token, values)
-    size = torch.zeros(len(answers), dtype=torch.float64).index_add(0, token, values.abs())
+    summed = torch.zeros(len(completions), dtype=torch.float64).index_add(0, token, values)
+    size = torch.zeros(len(completions), dtype=torch.float64).index_add(0, token, values.abs())
     summed = summed.where(summed.abs() > CANCELLED_SHARE * size, 0.0)
     nothing = torch.zeros(mask.shape)
     return (
         nothing.masked_scatter(mask, summed[token].float()),
-        nothing.masked_scatter(mask, (1 / answers)[token].float()),
+        nothing.masked_scatter(mask, (1 / completions)[token].float()),
     )
 
 

@@ -45,7 +45,7 @@ PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answers:
+class _Rollouts:
     sampled: Sampled
     data: Mapping[str, Any]  # the state of the questions, after all that were taken up to this batch
     asked: int  # questions: see `sample_counted`
@@ -56,11 +56,11 @@ class _Answers:
 class _Batch:
     step: int  # that it is trained in
     policy: PolicyView | None  # what samples it; None when it is sampled, and on a replica that samples nothing
-    answers: Future[_Answers] = field(default_factory=Future)
+    rollouts: Future[_Rollouts] = field(default_factory=Future)
 
     @property
     def is_sampled(self) -> bool:
-        return self.answers.done() and self.answers.exception() is None
+        return self.rollouts.done() and self.rollouts.exception() is None
 
 
 class AsynchronousRollouts:
@@ -124,17 +124,17 @@ class AsynchronousRollouts:
             self._versions[step - 1] = self.policy.version
             self._request(step)
             with span("wait"):
-                answers = self._received(self._batches[step])
+                rollouts = self._received(self._batches[step])
             self._step = step
-            yield step, self._with_ages(answers, step)
+            yield step, self._with_ages(rollouts, step)
 
-    def _with_ages(self, answers: _Answers, step: int) -> Sampled:
+    def _with_ages(self, rollouts: _Rollouts, step: int) -> Sampled:
         """Add how far the weights of the answers are behind, and how long the thread has sampled."""
-        sampled = answers.sampled
+        sampled = rollouts.sampled
         ages = staleness(sampled.groups, self._versions, step=step, lag=self.lag)
         mean = sum(age * count for age, count in ages.items()) / max(1, ages.total())
         metrics = {"staleness/mean": mean, "staleness/max": float(max(ages, default=0))}
-        metrics |= {} if answers.seconds is None else {"time/ahead": answers.seconds}
+        metrics |= {} if rollouts.seconds is None else {"time/ahead": rollouts.seconds}
         return replace(sampled, metrics={**sampled.metrics, **metrics})
 
     def with_engine(self, work: Callable[[PolicyView], Value]) -> Value:
@@ -152,7 +152,7 @@ class AsynchronousRollouts:
     def wait(self) -> None:
         """Wait until each requested batch is sampled, or one has failed, where this process samples them."""
         for batch in self._batches.values() if self._samples else ():
-            if batch.answers.exception() is not None:
+            if batch.rollouts.exception() is not None:
                 return
 
     def stop(self) -> None:
@@ -184,19 +184,19 @@ class AsynchronousRollouts:
     def _copied(self) -> PolicySnapshot | None:
         return PolicySnapshot.copied(self.policy) if self.first_replica is None else self.first_replica.copied()
 
-    def _received(self, batch: _Batch) -> _Answers:
+    def _received(self, batch: _Batch) -> _Rollouts:
         """Wait for the answers of a batch, on all replicas."""
         if self.first_replica is None:
-            return batch.answers.result()
+            return batch.rollouts.result()
         known = self.questions.known()
 
         def state() -> tuple[dict[str, Any], float | None]:
-            return _state_of(batch, known), batch.answers.result().seconds
+            return _state_of(batch, known), batch.rollouts.result().seconds
 
         found, seconds = self.first_replica.call(state)
-        if not batch.answers.done():
-            batch.answers.set_result(replace(_answers_of(found, known), seconds=seconds))
-        return batch.answers.result()
+        if not batch.rollouts.done():
+            batch.rollouts.set_result(replace(_rollouts_of(found, known), seconds=seconds))
+        return batch.rollouts.result()
 
     def _work(self) -> None:
         """Sample one batch after the other, in the thread.
@@ -207,7 +207,7 @@ class AsynchronousRollouts:
             try:
                 self._sample(batch)
             except BaseException as error:  # `train` raises it where it needs this batch
-                batch.answers.set_exception(error)
+                batch.rollouts.set_exception(error)
                 return
 
     def _begin(self, policy: PolicyView, step: int) -> Sequence[Prompt]:
@@ -219,7 +219,7 @@ class AsynchronousRollouts:
         for step in [step for step in self._batches if step < before]:
             batch = self._batches.pop(step)
             self._counts += _counts(batch)
-            self._data = batch.answers.result().data
+            self._data = batch.rollouts.result().data
         self._versions = {step: each for step, each in self._versions.items() if step >= before - 1 - self.lag}
 
     def _sample(self, batch: _Batch) -> None:
@@ -229,8 +229,8 @@ class AsynchronousRollouts:
             questions = self._begin(batch.policy, batch.step)
             sampled, asked = sample_counted(self.sampler, self.questions, batch.policy, questions, step=batch.step)
             seconds = perf_counter() - started
-        answers = _Answers(sampled=sampled, data=self.questions.state(), asked=asked, seconds=seconds)
-        batch.answers.set_result(answers)
+        rollouts = _Rollouts(sampled=sampled, data=self.questions.state(), asked=asked, seconds=seconds)
+        batch.rollouts.set_result(rollouts)
         batch.policy = None
 
     # ------------------------------------------------------------------------------------------------- the checkpoint
@@ -278,10 +278,10 @@ class AsynchronousRollouts:
         if is_same:
             known = self.questions.known()
             for each in state["sampled"]:
-                answers = _answers_of(each, known)
+                rollouts = _rollouts_of(each, known)
                 self._batches[each["step"]] = _Batch(each["step"], None)
-                self._batches[each["step"]].answers.set_result(answers)
-                data = answers.data
+                self._batches[each["step"]].rollouts.set_result(rollouts)
+                data = rollouts.data
             policies = {version: self._copy_with(weights, version) for version, weights in state["weights"].items()}
             for each in state["waiting"]:
                 self._batches[each["step"]] = _Batch(each["step"], policies[each["version"]])
@@ -296,7 +296,7 @@ class AsynchronousRollouts:
         unfinished = len(ahead) - len(sampled) + self._begun_after(sampled[-1].step if sampled else after)
         return ledger_of(
             counts,
-            sampled=sum(each.answers.result().asked for each in sampled),
+            sampled=sum(each.rollouts.result().asked for each in sampled),
             unfinished=unfinished * self.questions.per_step,
         )
 
@@ -310,7 +310,7 @@ class AsynchronousRollouts:
         for batch in self._batches.values():
             if batch.step <= after:
                 counts += _counts(batch)
-                data = batch.answers.result().data
+                data = batch.rollouts.result().data
         return data, counts
 
     @torch.no_grad()
@@ -325,17 +325,17 @@ class AsynchronousRollouts:
 
 def _counts(batch: _Batch) -> Counter[str]:
     """Return what became of the questions of a batch."""
-    answers = batch.answers.result()
-    return counts_of(answers.sampled.groups, answers.asked)
+    rollouts = batch.rollouts.result()
+    return counts_of(rollouts.sampled.groups, rollouts.asked)
 
 
 def _state_of(batch: _Batch, known: KnownPrompts) -> dict[str, Any]:
-    answers = batch.answers.result()
-    groups = state_of_groups(answers.sampled.groups, known)
-    counted = {"data": answers.data, "asked": answers.asked}
-    return {"step": batch.step, **counted, "metrics": {**answers.sampled.metrics}, **groups}
+    rollouts = batch.rollouts.result()
+    groups = state_of_groups(rollouts.sampled.groups, known)
+    counted = {"data": rollouts.data, "asked": rollouts.asked}
+    return {"step": batch.step, **counted, "metrics": {**rollouts.sampled.metrics}, **groups}
 
 
-def _answers_of(state: Mapping[str, Any], known: KnownPrompts) -> _Answers:
+def _rollouts_of(state: Mapping[str, Any], known: KnownPrompts) -> _Rollouts:
     sampled = Sampled(groups=groups_of_state(state, known), metrics=state["metrics"])
-    return _Answers(sampled=sampled, data=state["data"], asked=state["asked"])
+    return _Rollouts(sampled=sampled, data=state["data"], asked=state["asked"])

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from outdo.extras.staleness.asynchronous import AsynchronousRollouts
-from outdo.extras.staleness.continued_answers import AnsweredEngine, continue_answers
+from outdo.extras.staleness.partial_completions import PresampledEngine, continue_completions
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import token_versions
 from outdo.models.policy import Policy
@@ -35,14 +35,14 @@ class _Begun:
     """A batch whose answers are not all finished."""
 
     questions: Sequence[Prompt]
-    answers: Mapping[Stream, Completion]  # as far as they are sampled
+    completions: Mapping[Stream, Completion]  # as far as they are sampled
 
 
 class PartialRollouts(AsynchronousRollouts):
     """An `AsynchronousRollouts` whose answers go on across updates. Their last part is sampled one step ahead.
 
     What dynamic sampling asks besides, and greedy baselines, are sampled by the weights of the last part alone. The
-    environment is that of single answers. The engine of `sampler` becomes an `AnsweredEngine`.
+    environment is that of single answers. The engine of `sampler` becomes a `PresampledEngine`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PartialRollouts(AsynchronousRollouts):
         assert lag > 1, "one part is an undivided answer"
         self.ahead = 1
         self.groups = sampler.sampler if isinstance(sampler, DynamicSampling) else sampler
-        self.engine = self.groups.engine = AnsweredEngine(self.groups.engine)
+        self.engine = self.groups.engine = PresampledEngine(self.groups.engine)
         self._begun: dict[int, dict[int, _Begun]] = {}  # by step: the later batches when that batch was finished
 
     def _begin(self, policy: PolicyView, step: int) -> Sequence[Prompt]:
@@ -70,14 +70,14 @@ class PartialRollouts(AsynchronousRollouts):
         begun = {each: known[each] if each in known else self._first_questions() for each in steps}
         requests = {each: self._requests(begun[each].questions, each) for each in steps}
         limits = [self._limit(each - step) for each in steps for _ in requests[each]]
-        answers = ChainMap(*(dict(each.answers) for each in begun.values()))
-        answers = continue_answers(
-            self.engine.engine, policy, self.groups.sampling, [*chain(*requests.values())], answers, limits
+        completions = ChainMap(*(dict(each.completions) for each in begun.values()))
+        completions = continue_completions(
+            self.engine.engine, policy, self.groups.sampling, [*chain(*requests.values())], completions, limits
         )
-        of_steps = {each: _answered(begun[each].questions, requests[each], answers) for each in steps}
+        of_steps = {each: _completed(begun[each].questions, requests[each], completions) for each in steps}
         finished = of_steps.pop(step)
-        self.engine.answers = dict(finished.answers)
-        self.groups.earlier = set(chain(*map(token_versions, finished.answers.values())))
+        self.engine.completions = dict(finished.completions)
+        self.groups.earlier = set(chain(*map(token_versions, finished.completions.values())))
         self._begun[step] = of_steps
         return finished.questions
 
@@ -120,9 +120,9 @@ class PartialRollouts(AsynchronousRollouts):
     def _state_of(self, step: int, begun: _Begun, known: KnownPrompts) -> dict[str, Any]:
         """Return unfinished answers as groups of rollouts that have no text and no reward yet."""
         size = self.groups.group_size
-        answers = [begun.answers[request.stream] for request in self._requests(begun.questions, step)]
+        completions = [begun.completions[request.stream] for request in self._requests(begun.questions, step)]
         groups = [
-            Group(prompt=prompt, rollouts=tuple(map(_as_rollout, answers[index * size : (index + 1) * size])))
+            Group(prompt=prompt, rollouts=tuple(map(_as_rollout, completions[index * size : (index + 1) * size])))
             for index, prompt in enumerate(begun.questions)
         ]
         return state_of_groups(groups, known)
@@ -130,13 +130,17 @@ class PartialRollouts(AsynchronousRollouts):
     def _begun_of(self, state: Mapping[str, Any], known: KnownPrompts) -> _Begun:
         groups = groups_of_state(state, known)
         questions = [group.prompt for group in groups]
-        answers = [_as_completion(rollout) for group in groups for rollout in group.rollouts]
+        completions = [_as_completion(rollout) for group in groups for rollout in group.rollouts]
         requests = self._requests(questions, state["step"])
-        return _Begun(questions, {one.stream: answer for one, answer in zip(requests, answers, strict=True)})
+        return _Begun(
+            questions, {one.stream: completion for one, completion in zip(requests, completions, strict=True)}
+        )
 
 
-def _answered(questions: Sequence[Prompt], requests: Sequence[Request], answers: Mapping[Stream, Completion]) -> _Begun:
-    return _Begun(questions, {request.stream: answers[request.stream] for request in requests})
+def _completed(
+    questions: Sequence[Prompt], requests: Sequence[Request], completions: Mapping[Stream, Completion]
+) -> _Begun:
+    return _Begun(questions, {request.stream: completions[request.stream] for request in requests})
 
 
 def _newest(state: Mapping[str, Any]) -> int:
@@ -144,17 +148,17 @@ def _newest(state: Mapping[str, Any]) -> int:
     return max([state["step"], *(each["step"] for each in state["sampled"])])
 
 
-def _as_rollout(answer: Completion) -> Rollout:
+def _as_rollout(completion: Completion) -> Rollout:
     return Rollout(
-        token_ids=answer.token_ids,
-        loss_mask=(True,) * len(answer.token_ids),
-        logprobs=answer.logprobs,
+        token_ids=completion.token_ids,
+        loss_mask=(True,) * len(completion.token_ids),
+        logprobs=completion.logprobs,
         text="",
         reward=0.0,
-        finish_reason=answer.finish_reason,
-        policy_version=answer.policy_version,
-        versions=answer.versions,
-        routes=answer.routes,
+        finish_reason=completion.finish_reason,
+        policy_version=completion.policy_version,
+        versions=completion.versions,
+        routes=completion.routes,
     )
 
 

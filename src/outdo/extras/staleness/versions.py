@@ -7,9 +7,9 @@ from outdo.types import Completion, Group, Rollout
 from outdo.utils.errors import EngineError
 
 
-def token_versions(answer: Completion | Rollout) -> tuple[int, ...]:
+def token_versions(sampled: Completion | Rollout) -> tuple[int, ...]:
     """Return for each token of an answer the number of optimiser steps before it was sampled."""
-    return (answer.policy_version,) * len(answer.token_ids) if answer.versions is None else answer.versions
+    return (sampled.policy_version,) * len(sampled.token_ids) if sampled.versions is None else sampled.versions
 
 
 def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int, lag: int) -> Counter[int]:

@@ -50,7 +50,7 @@ class Connection:
         with self.lock:
             self.socket.sendall(HEADER.pack(len(data), nonce) + data)
 
-    def beat(self, engine: "Engine") -> None:
+    def beat(self, engine: "LLMServer") -> None:
         """Send a heartbeat every second, for ever."""
         with contextlib.suppress(OSError):
             while True:

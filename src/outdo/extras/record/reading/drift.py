@@ -17,7 +17,7 @@ from outdo.extras.record.reading.measure import QUESTIONS
 from outdo.types import Batch, Group
 
 
-def first_answers(groups: Sequence[Group]) -> Batch:
+def first_completions(groups: Sequence[Group]) -> Batch:
     """Return the first answer to each of the first questions, which are measured."""
     return Batch.from_groups([replace(group, rollouts=group.rollouts[:1]) for group in groups[:QUESTIONS]])
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from outdo.models.scorer import sequence_logprobs
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES, Capture, DeviceSteps, rows_of_bucket
-from outdo.rollouts.engines.builtin.episode_cache import EpisodeCache, Kept
+from outdo.rollouts.engines.builtin.episode_cache import CachedEpisode, EpisodeCache
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, SamplingWay, choose_way
@@ -62,8 +62,8 @@ class BuiltinEngine:
         self.seed = seed
         self.rows = rows
         self.choice = choose_way(policy, sample) if choice is None and policy is not None else choice
-        self.kept = EpisodeCache()
-        self._kept_version: int | None = None  # of the weights that computed what is kept
+        self.episode_cache = EpisodeCache()
+        self._cached_version: int | None = None  # of the weights that computed what is kept
         self._sequences: Sequence[SequenceState] = ()  # of the last call
 
     @property
@@ -77,7 +77,7 @@ class BuiltinEngine:
         return sum(len(sequence.token_ids) for sequence in self._sequences)
 
     @property
-    def answered(self) -> tuple[int, int]:
+    def completed(self) -> tuple[int, int]:
         """How many answers of the last call of `generate` are finished, and how many there are."""
         sequences = self._sequences
         return sum(sequence.finish_reason is not None for sequence in sequences), len(sequences)
@@ -90,11 +90,11 @@ class BuiltinEngine:
         if self.policy is None or policy.forward is not self.policy.forward:
             self.choice = choose_way(policy, sample)
         self.policy = policy
-        self.kept.drop()
+        self.episode_cache.drop()
 
     def end_episodes(self, episodes: Sequence[Stream] | None = None) -> None:
         """Drop the keys and values of episodes that have ended, by default of all."""
-        self.kept.drop(episodes)
+        self.episode_cache.drop(episodes)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
@@ -121,13 +121,13 @@ class BuiltinEngine:
         if not requests:
             return []
         while True:
-            has_kept = len(self.kept) > 0
+            has_kept = len(self.episode_cache) > 0
             try:
                 return self._generate(requests, sampling)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self.kept.drop()
+                self.episode_cache.drop()
                 if has_kept:
                     continue
                 if min(self.rows, len(requests)) <= 1:
@@ -146,10 +146,10 @@ class BuiltinEngine:
             for request in requests
         ]
         self._sequences = sequences
-        if policy.version != self._kept_version:
-            self.kept.drop()
-        self._kept_version = policy.version
-        sample(policy, self.choice.way, sequences, sampling, rule, rows=self.rows, kept=self.kept)
+        if policy.version != self._cached_version:
+            self.episode_cache.drop()
+        self._cached_version = policy.version
+        sample(policy, self.choice.way, sequences, sampling, rule, rows=self.rows, episode_cache=self.episode_cache)
         return [sequence.completion(policy.version) for sequence in sequences]
 
     def _require_policy(self) -> PolicyView:
@@ -166,9 +166,9 @@ def sample(
     rule: StopRule,
     *,
     rows: int = SEQUENCES_AT_A_TIME,
-    kept: EpisodeCache | None = None,
+    episode_cache: EpisodeCache | None = None,
 ) -> None:
-    """Sample every sequence to its end, up to `rows` at a time. `kept` is what is kept of episodes, by default none."""
+    """Sample every sequence to its end, up to `rows` at a time. Without `episode_cache` nothing is kept of episodes."""
     # `generate` calls the model's own attention, also of a model that is trained in the shared way.
     forward = policy.forward if way.continuous else policy.forward.with_way("padded")
     routers = forward.routers if sampling.routes and way.continuous else None
@@ -177,7 +177,9 @@ def sample(
         if way.continuous:
             log = None if recording is None else RouteLog(recording)
             capture = CAPTURES.get(forward.device.type) if way.captured else None
-            batch = ContinuousBatch(policy, sampling, rule, min(rows, len(sequences)), log, kept, capture=capture)
+            batch = ContinuousBatch(
+                policy, sampling, rule, min(rows, len(sequences)), log, episode_cache, capture=capture
+            )
             batch.run(sequences)
         else:
             settings = {"mix_lengths": way.mix_lengths, "use_cache": way.use_cache}
@@ -202,7 +204,7 @@ class ContinuousBatch:
         rule: StopRule,
         rows: int,
         log: RouteLog | None = None,
-        kept: EpisodeCache | None = None,
+        episode_cache: EpisodeCache | None = None,
         *,
         capture: Capture | None = None,
     ) -> None:
@@ -210,7 +212,7 @@ class ContinuousBatch:
         self.log = log
         self.capture = capture
         self.steps: dict[int, DeviceSteps] = {}  # by their number of rows
-        self.kept = EpisodeCache() if kept is None else kept
+        self.episode_cache = EpisodeCache() if episode_cache is None else episode_cache
         self.sampling = sampling
         self.rule = rule
         self.rows = rows
@@ -241,7 +243,7 @@ class ContinuousBatch:
     def _admit(self, sequences: list[SequenceState], waiting_by_prompt: Counter[tuple[int, ...]]) -> None:
         """Give each sequence a row of the cache, and sample its first token."""
         first = len(self.active)
-        kept = [self.kept.take(sequence.request) for sequence in sequences]
+        kept = [self.episode_cache.take(sequence.request) for sequence in sequences]
         self._prefill([sequence for sequence, known in zip(sequences, kept, strict=True) if known is None])
         calls = [self._known_calls(*each) for each in zip(sequences, kept, strict=True)]
         for _, same in groupby(range(len(sequences)), key=lambda place: id(calls[place])):
@@ -255,7 +257,7 @@ class ContinuousBatch:
             if waiting_by_prompt[sequence.prompt] == 0:
                 self.prefilled.pop(sequence.prompt, None)
 
-    def _known_calls(self, sequence: SequenceState, kept: Kept | None) -> Sequence[KeysValues]:
+    def _known_calls(self, sequence: SequenceState, kept: CachedEpisode | None) -> Sequence[KeysValues]:
         """Return the keys and values with which a sequence begins: those of its prompt, or what is kept of it."""
         if kept is None:
             return self.prefilled[sequence.prompt].calls
@@ -342,7 +344,7 @@ class ContinuousBatch:
         """Free the rows of finished sequences; keep those of episodes that may go on."""
         for row in reversed([row for row, each in enumerate(self.active) if each.finish_reason is not None]):
             if self.active[row].request.episode is not None:
-                self.kept.keep(Kept(self.active[row], self.cache.keys_values(row)))
+                self.episode_cache.keep(CachedEpisode(self.active[row], self.cache.keys_values(row)))
             last = len(self.active) - 1
             if row != last:
                 self.cache.move(last, row)

@@ -15,7 +15,7 @@ from outdo.utils.rng import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedEpisode:
     """The last turn of an episode, with the keys and values of all tokens up to the one before its last."""
 
     turn: SequenceState
@@ -44,35 +44,35 @@ class EpisodeCache:
     def __init__(self, most: int = KEPT_BYTES) -> None:
         self.most = most
         self.size = 0
-        self._episodes: dict[Stream, Kept] = {}
+        self._episodes: dict[Stream, CachedEpisode] = {}
 
     def __len__(self) -> int:
         return len(self._episodes)
 
-    def take(self, request: Request) -> Kept | None:
+    def take(self, request: Request) -> CachedEpisode | None:
         """Remove and return what is kept of the episode of a request; None if the request does not continue it."""
-        if request.episode is None or (kept := self._remove(request.episode)) is None:
+        if request.episode is None or (cached := self._remove(request.episode)) is None:
             return None
-        return kept if kept.continues(request) else None
+        return cached if cached.continues(request) else None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, cached: CachedEpisode) -> None:
         """Keep a turn in place of an earlier one of its episode, unless there is no room for it.
 
         Nothing makes room for it: episodes take turns, so that the one that waits longest is the next to go on.
         """
-        episode = kept.turn.request.episode
+        episode = cached.turn.request.episode
         assert episode is not None
         self._remove(episode)
-        if self.size + kept.size <= self.most:
-            self._episodes[episode] = kept
-            self.size += kept.size
+        if self.size + cached.size <= self.most:
+            self._episodes[episode] = cached
+            self.size += cached.size
 
     def drop(self, episodes: Iterable[Stream] | None = None) -> None:
         """Drop what is kept of some episodes, or of all."""
         for episode in list(self._episodes) if episodes is None else episodes:
             self._remove(episode)
 
-    def _remove(self, episode: Stream) -> Kept | None:
-        kept = self._episodes.pop(episode, None)
-        self.size -= 0 if kept is None else kept.size
-        return kept
+    def _remove(self, episode: Stream) -> CachedEpisode | None:
+        cached = self._episodes.pop(episode, None)
+        self.size -= 0 if cached is None else cached.size
+        return cached

@@ -17,7 +17,7 @@ class RouteLog:
         self.recording = recording
         self.parts: list[Tensor] = []  # [n, R, k] of each forward pass
         self.prompts: dict[tuple[int, ...], range] = {}  # the numbers of the tokens of each prompt
-        self.answers: defaultdict[int, list[int]] = defaultdict(list)  # and of what follows, by the id of its sequence
+        self.sampled: defaultdict[int, list[int]] = defaultdict(list)  # and of what follows, by the id of its sequence
         self.tokens = 0
 
     def prefilled(self, prompts: Sequence[tuple[int, ...]]) -> None:
@@ -28,7 +28,7 @@ class RouteLog:
     def read(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
         """Keep the routes of the last forward pass, which computed so many tokens of each of these sequences."""
         for sequence, first, count in zip(sequences, self._add(counts), counts, strict=True):
-            self.answers[id(sequence)] += range(first, first + count)
+            self.sampled[id(sequence)] += range(first, first + count)
 
     def give(self, sequences: Sequence[SequenceState]) -> None:
         """Set the routes of each sequence, on the CPU: of all tokens before the answer, and of it without the last.
@@ -38,7 +38,7 @@ class RouteLog:
         routes = torch.cat(self.parts).cpu()
         for sequence in sequences:
             before = routes[list(self.prompts[sequence.prompt])] if sequence.routes is None else sequence.routes
-            sequence.routes = torch.cat([before, routes[self.answers[id(sequence)]]])
+            sequence.routes = torch.cat([before, routes[self.sampled[id(sequence)]]])
 
     def _add(self, lengths: Sequence[int]) -> list[int]:
         """Keep the routes of so many neighbouring tokens each; return the number of the first of each."""

@@ -60,7 +60,7 @@ def without_keeping(engine: BuiltinEngine, **options: Any) -> BuiltinEngine:
     """An engine of the same policy that reads every turn from the beginning."""
     assert engine.policy is not None
     other = BuiltinEngine(engine.policy, choice=engine.choice, **options)
-    other.kept = EpisodeCache(most=0)
+    other.episode_cache = EpisodeCache(most=0)
     return other
 
 
@@ -75,8 +75,8 @@ class Counting(BuiltinEngine):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         self.rounds.append(list(requests))
         completions = super().generate(requests, sampling)
-        self.most_kept = max(self.most_kept, len(self.kept))
-        self.most_bytes = max(self.most_bytes, self.kept.size)
+        self.most_kept = max(self.most_kept, len(self.episode_cache))
+        self.most_bytes = max(self.most_bytes, self.episode_cache.size)
         return completions
 
 
@@ -149,9 +149,9 @@ def test_new_weights_never_use_keys_of_the_old_ones() -> None:
         policy.model.model.layers[0].self_attn.v_proj.weight.mul_(1.5)
     policy.optimiser.steps += 1
     assert engine.generate(batch, SAMPLING) == without_keeping(engine).generate(batch, SAMPLING)
-    assert len(engine.kept) == len(batch)
+    assert len(engine.episode_cache) == len(batch)
     engine.update_weights(policy)
-    assert (len(engine.kept), engine.kept.size) == (0, 0)
+    assert (len(engine.episode_cache), engine.episode_cache.size) == (0, 0)
 
 
 # ------------------------------------------------------------------------------------------------------- what it saves
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_read_again_and_memory_stays_bounded() -> None:
     expected = play(environment, engine, "abcd")
     assert engine.most_kept == 8
     limit, engine.most_bytes = engine.most_bytes // 2, 0
-    engine.kept = EpisodeCache(most=limit)
+    engine.episode_cache = EpisodeCache(most=limit)
     bounded = play(environment, engine, "abcd")
     assert 0.7 * limit < engine.most_bytes <= limit
     assert sampled(bounded) == sampled(expected)
@@ -196,7 +196,7 @@ def test_an_episode_that_has_ended_is_dropped() -> None:
 
         def reply(self, message: dict[str, Any]) -> Reply:
             self.left -= 1
-            kept.append(len(engine.kept))
+            kept.append(len(engine.episode_cache))
             return Reply(done=True) if self.left == 0 else super().reply(message)
 
     lengths, kept = [1, 1, 1, 3], list[int]()
@@ -206,7 +206,7 @@ def test_an_episode_that_has_ended_is_dropped() -> None:
     play(environment, engine)
     assert max(kept) == 4
     assert kept[-1] == 1
-    assert (len(engine.kept), engine.kept.size) == (0, 0)
+    assert (len(engine.episode_cache), engine.episode_cache.size) == (0, 0)
 
 
 def test_memory_that_runs_out_takes_what_is_kept_before_it_takes_rows(monkeypatch: pytest.MonkeyPatch) -> None:

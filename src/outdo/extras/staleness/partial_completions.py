@@ -20,12 +20,12 @@ from outdo.utils.errors import EngineError
 from outdo.utils.rng import Stream
 
 
-class AnsweredEngine:
+class PresampledEngine:
     """An engine that has some answers already: `answers`, by the stream of their requests. Each is given out once."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.answers: dict[Stream, Completion] = {}
+        self.completions: dict[Stream, Completion] = {}
 
     @property
     def version(self) -> int:
@@ -38,9 +38,11 @@ class AnsweredEngine:
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        unknown = [request for request in requests if request.stream not in self.answers]
+        unknown = [request for request in requests if request.stream not in self.completions]
         sampled = iter(self.engine.generate(unknown, sampling) if unknown else ())
-        return [self.answers.pop(each.stream) if each.stream in self.answers else next(sampled) for each in requests]
+        return [
+            self.completions.pop(each.stream) if each.stream in self.completions else next(sampled) for each in requests
+        ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer, without special tokens."""
@@ -59,7 +61,7 @@ class AnsweredEngine:
         self.engine.close()
 
 
-def continue_answers(
+def continue_completions(
     engine: Engine,
     policy: PolicyView,
     sampling: SamplingParams,
@@ -83,7 +85,7 @@ def continue_answers(
     parts = [_rest(request, so_far.get(request.stream), limit) for request, limit in goes_on]
     sampled = engine.generate(parts, sampling) if parts else []
     check_completions(parts, sampled)
-    answers = dict(so_far)
+    completions = dict(so_far)
     for (request, _), completion in zip(goes_on, sampled, strict=True):
         if completion.policy_version != policy.version:
             raise EngineError(
@@ -91,22 +93,22 @@ def continue_answers(
                 f"{completion.policy_version} optimiser steps, and the policy has had {policy.version}"
             )
         before = so_far.get(request.stream)
-        answers[request.stream] = completion if before is None else _joined(request, before, completion, rule)
-    return {request.stream: answers[request.stream] for request in requests}
+        completions[request.stream] = completion if before is None else _joined(request, before, completion, rule)
+    return {request.stream: completions[request.stream] for request in requests}
 
 
-def _is_open(request: Request, answer: Completion | None, context: int | None) -> bool:
+def _is_open(request: Request, before: Completion | None, context: int | None) -> bool:
     """Return whether an answer goes on after the tokens that it has."""
-    if answer is None:
+    if before is None:
         return True
-    tokens = len(answer.token_ids)
+    tokens = len(before.token_ids)
     has_room = context is None or len(request.token_ids) + tokens < context
-    return answer.finish_reason is FinishReason.length and tokens < request.max_tokens and has_room
+    return before.finish_reason is FinishReason.length and tokens < request.max_tokens and has_room
 
 
-def _rest(request: Request, answer: Completion | None, limit: int) -> Request:
+def _rest(request: Request, before: Completion | None, limit: int) -> Request:
     """Return the request for the tokens of an answer after those that it has, up to `limit` tokens in all."""
-    tokens = () if answer is None else answer.token_ids
+    tokens = () if before is None else before.token_ids
     return replace(
         request,
         token_ids=request.token_ids + tokens,

@@ -16,7 +16,7 @@ from outdo.utils.errors import RunFolderError
 
 FOLDER = "held_out"
 
-Answer = Mapping[str, Any]
+HeldOutCompletion = Mapping[str, Any]
 """One line of the file."""
 
 
@@ -25,9 +25,9 @@ def path_of(run: Path, step: int) -> Path:
     return run / FOLDER / f"step_{step:06d}.jsonl"
 
 
-def write(path: Path, answers: Iterable[Answer]) -> None:
+def write(path: Path, completions: Iterable[HeldOutCompletion]) -> None:
     """Write the answers, completely or not at all; an existing file is replaced. Raises `RunFolderError`."""
-    atomic.write_lines_atomically(path, answers)
+    atomic.write_lines_atomically(path, completions)
 
 
 def evaluated_steps(run: Path) -> list[int]:
@@ -42,10 +42,10 @@ def read(run: Path, step: int) -> list[dict[str, Any]]:
     Raises: RunFolderError if there is no such file, or if a line of it is not an answer.
     """
     path = path_of(run, step)
-    answers = atomic.read_lines(path)
-    if not all({"kind", "id", "sample", "completion"} <= each.keys() for each in answers):
+    completions = atomic.read_lines(path)
+    if not all({"kind", "id", "sample", "completion"} <= each.keys() for each in completions):
         raise RunFolderError(f"{path}: is damaged: a line is not an answer")
-    return answers
+    return completions
 
 
 def drop_after(run: Path, step: int) -> None:
