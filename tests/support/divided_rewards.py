@@ -128,7 +128,7 @@ def a_reward_model_of_a_run_is_refreshed_in_parts(replicas: Replicas) -> None:
     folder = saved_classifier(replicas, "refreshed")
     models = [
         reward_model(context, path=str(folder), labels="exact", every=1, steps=3, batch=3, lr=1e-3, device="cpu")
-        for context in (RewardContext(), RewardContext(division=dividing(replicas)))
+        for context in (RewardContext(), RewardContext(world=dividing(replicas)))
     ]
     groups = [group_of(number) for number in range(5)]
     measured = []
@@ -160,7 +160,7 @@ def an_adapter_of_a_reward_model_is_whole(replicas: Replicas) -> None:
         RewardModel.load(folder, device="cpu", adapter=adapter_config("lora", r=2)).save(Path("adapter"))
 
     replicas.from_first(write)
-    model = reward_model(RewardContext(division=dividing(replicas)), path="adapter", device="cpu")
+    model = reward_model(RewardContext(world=dividing(replicas)), path="adapter", device="cpu")
     assert not model.is_divided
     assert not any(map(is_sharded, model.model.parameters()))  # type: ignore[union-attr]
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from outdo.rewards.limits import WorkerLimits
+from outdo.utils.world import ALONE, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,5 +18,5 @@ class RewardContext:
     """The secrets among its options, which must not appear in a reason."""
     folder: Path | None = None
     """The folder of the run, where a resumed run finds what the reward keeps there; `None` outside a run."""
-    division: Any = None
-    """The processes that divide a reward which is a model (`outdo.models.scorer.Division`), or `None`."""
+    world: World = ALONE
+    """The processes that may divide a reward which is a model (`outdo.models.scorer.division_of`)."""

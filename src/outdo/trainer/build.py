@@ -27,7 +27,7 @@ from outdo.models.download import downloaded
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
-from outdo.models.scorer import BatchSizes, Division, ScoringWorld, division_of
+from outdo.models.scorer import BatchSizes, ScoringWorld
 from outdo.rewards import WeightedSum
 from outdo.rewards.capabilities import LearningReward
 from outdo.rewards.once import asked_together, is_divided
@@ -149,7 +149,7 @@ def build_run(
     facts = _with_files(facts if facts and model is None else inspect_folder(model or recipe.model), display)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts, world)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
-    reward, online_reward_models = rewards_of(recipe, folder, _division_of_rewards(recipe, world), world)
+    reward, online_reward_models = rewards_of(recipe, folder, world)
     advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
     requires = requirements_of(objective, advantage)
     with display.working(f"loading {model or recipe.model}"):
@@ -202,11 +202,6 @@ def _with_files(facts: ModelFacts, display: Display) -> ModelFacts:
     """
     with display.working(f"{'converting' if facts.dequantised else 'downloading'} {facts.name}"):
         return downloaded(facts)
-
-
-def _division_of_rewards(recipe: Recipe, world: World) -> Division | None:
-    """Return what divides the reward models; nothing if the thread of the first replica asks them alone."""
-    return None if recipe.train.max_staleness else division_of(world)
 
 
 def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:

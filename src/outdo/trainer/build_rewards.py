@@ -5,7 +5,6 @@ from pathlib import Path
 from outdo.config.fields import WeightedReward
 from outdo.config.names import PLACES
 from outdo.config.recipe import Recipe
-from outdo.models.scorer import Division
 from outdo.rewards import WeightedSum
 from outdo.rewards.capabilities import LearningReward, PlacedReward
 from outdo.rewards.context import RewardContext
@@ -15,18 +14,17 @@ from outdo.rewards.once import RewardOnce, is_divided
 from outdo.rewards.types import Reward
 from outdo.utils.extras import load_extra
 from outdo.utils.reward_names import REWARD_MODEL
-from outdo.utils.world import World
+from outdo.utils.world import ALONE, World
 
 
-def rewards_of(
-    recipe: Recipe, folder: Path | None, division: Division | None, world: World
-) -> tuple[WeightedSum, list[LearningReward]]:
+def rewards_of(recipe: Recipe, folder: Path | None, world: World) -> tuple[WeightedSum, list[LearningReward]]:
     """Return the weighted sum of the recipe's rewards, reward models last, and those of them that keep learning.
 
-    A `division` divides the reward models. In `folder`, that of the run, a reward keeps what a resumed run needs.
+    In `folder`, that of the run, a reward keeps what a resumed run needs.
     """
+    together = ALONE if recipe.train.max_staleness else world  # a thread of the first replica asks them alone
     limits = WorkerLimits(**recipe.reward_limits.of_workers)
-    context = RewardContext(limits=limits, folder=folder, division=division)
+    context = RewardContext(limits=limits, folder=folder, world=together)
     pieces = sorted(recipe.rewards, key=lambda piece: piece.name == REWARD_MODEL)
     rewards = [(_opened(recipe, piece, context), piece.weight) for piece in pieces]
     total = WeightedSum(rewards, right=recipe.eval.right)

@@ -9,7 +9,7 @@ from outdo.extras.reward_models.model import BASE_WEIGHTS, BaseWeights, RewardMo
 from outdo.models.inspect_folder import REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.scorer import Division
+from outdo.models.scorer import Division, division_of
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, comparisons_of, is_useful, ranking_of
 from outdo.rewards.context import RewardContext
 from outdo.rewards.in_process import RewardLike, as_reward
@@ -201,7 +201,7 @@ def reward_model(
 
     If `labels` names another reward, the model is trained during the run; the options are those of `OnlineRewardModel`,
     and have no effect without `labels`. `base_weights` is how frozen weights are stored, as in `RewardModel.load`; a
-    model that is trained without an adapter has float32 weights. The division of `context` divides it, unless it has an
+    model that is trained without an adapter has float32 weights. The processes of `context` divide it, unless it has an
     adapter or quantised weights: then each process holds all of it. Before anything is loaded, raises `UserError` with
     every wrong option, and `ModelError` if `path` holds no reward model.
     """
@@ -228,7 +228,7 @@ def reward_model(
         path,
         device=device,
         base_weights=base_weights,
-        division=_divides(context.division, facts, base_weights),
+        division=_divides(division_of(context.world), facts, base_weights),
         optimiser=OptimiserSettings(lr=lr),
     )
     if label_reward is None or every is None:
