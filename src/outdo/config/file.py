@@ -105,15 +105,24 @@ def _read(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
+    text = _text_of(path)
+    try:
+        return parse_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
+    except UserError as error:
+        raise UserError([f"{path}: {mistake}" for mistake in error.problems]) from None
+    except RecursionError:
+        raise UserError([f"{path}: nested too deeply"]) from None
+    except ValueError as error:
+        raise UserError([f"{path}: not valid TOML: {error}"]) from None
+
+
+def _text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:
             raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes, so it is not a recipe"])
-        text = content.decode("utf-8-sig")
-        return parse_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
-    except UserError as error:
-        raise UserError([f"{path}: {mistake.removeprefix(f'{path}: ')}" for mistake in error.problems]) from None
+        return content.decode("utf-8-sig")
     except FileNotFoundError:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.*ml")])
         raise UserError([f"{path}: no such file{near}"]) from None
@@ -121,12 +130,8 @@ def _parse(path: Path) -> dict[str, Any]:
         raise UserError([f"{path}: expected a recipe file, found a folder"]) from None
     except UnicodeDecodeError as error:
         raise UserError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
-    except RecursionError:
-        raise UserError([f"{path}: nested too deeply"]) from None
     except OSError as error:
         raise UserError([f"{path}: {error.strerror}"]) from None
-    except ValueError as error:
-        raise UserError([f"{path}: not valid TOML: {error}"]) from None
 
 
 def parse_yaml(text: str) -> dict[str, Any]:

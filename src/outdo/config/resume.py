@@ -86,13 +86,7 @@ def accepted_changes(
     settings = saved["settings"], now["settings"]
     refused = refused_differences(*settings, may_change)
     allowed = [line for line in differences(*settings) if line not in refused]
-    if "data" in saved:
-        refused += _changed_data(saved["data"], now["data"])
-    if "code" in saved:
-        refused += changed_code(saved["code"], now["code"])
-    if "models" in saved:
-        refused += _changed_models(saved["models"], now["models"])
-    refused = [f"{line}; this changes the run" for line in refused]
+    refused = [f"{line}; this changes the run" for line in [*refused, *_changed_files(saved, now)]]
     if refused and not changed:
         raise UserError([*refused, f"undo the changes, or `outdo resume {folder} --changed` if they are meant"])
     other_versions = differences(saved.get("versions", now["versions"]), now["versions"])
@@ -101,6 +95,13 @@ def accepted_changes(
     others += [key for key, *_ in _changes(*process) if key not in others]
     notice = f"with other {', '.join(others)}, the steps from here on can differ in their last bits"
     return [*allowed, *other_versions, *differences(*process), *([notice] if others else []), *refused]
+
+
+def _changed_files(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each change of what is read from files: data, code and reward models."""
+    for kind, changes in (("data", _changed_data), ("code", changed_code), ("models", _changed_models)):
+        if kind in saved:
+            yield from changes(saved[kind], now[kind])
 
 
 def may_differ(key: str, patterns: Sequence[str] = MAY_CHANGE) -> bool:

@@ -308,11 +308,6 @@ def _transformers_has(model_type: str) -> bool:
 
 
 def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tensors, problems: list[str]) -> ModelFacts:
-    size: dict[str, Any] = {fact: _size(config, names, problems) for fact, names in SIZES.items()}
-    heads = size["heads"]
-    if heads and size["hidden_size"]:
-        size["head_dim"] = size["head_dim"] or size["hidden_size"] // heads
-    size["kv_heads"] = size["kv_heads"] or heads
     count: Counter[str] = Counter()
     for dtype, shape in tensors.values():
         count[dtype] += prod(shape)
@@ -330,8 +325,17 @@ def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tens
         ),
         normed_heads=_has_normed_heads(tensors),
         lean=_is_lean(config, tensors),
-        **size,
+        **_sizes(config, problems),
     )
+
+
+def _sizes(config: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return the sizes of a model by the names of `ModelFacts`; those of the heads follow from others by default."""
+    size: dict[str, Any] = {fact: _size(config, names, problems) for fact, names in SIZES.items()}
+    heads = size["heads"]
+    if heads and size["hidden_size"]:
+        size["head_dim"] = size["head_dim"] or size["hidden_size"] // heads
+    return {**size, "kv_heads": size["kv_heads"] or heads}
 
 
 def _has_normed_heads(tensors: Tensors) -> bool:

@@ -197,14 +197,19 @@ def load_classifier(
     with torch.random.fork_rng(devices=[]):  # transformers fills a new head with random numbers
         model = _load(AutoModelForSequenceClassification, folder, config, facts.name, how, new=new, division=division)
     if weights != "float32":
-        if not hasattr(model, HEAD):
-            raise ModelError(f"model {facts.name}: weights in {weights} need a model whose head is called {HEAD}")
-        prepare(model, whole=HEAD)
-        model.get_submodule(HEAD).requires_grad_(True)
+        _train_head_alone(model, facts.name, weights)
     _train_every_embedding(model)
     if head_seed is not None:
         _fill_head(model, head_seed)
     return _finished(model, facts, device, how)
+
+
+def _train_head_alone(model: PreTrainedModel, name: str, weights: Weights) -> None:
+    """Prepare a body whose weights are stored in fewer bytes, and frozen. Raises `ModelError` if there is no head."""
+    if not hasattr(model, HEAD):
+        raise ModelError(f"model {name}: weights in {weights} need a model whose head is called {HEAD}")
+    prepare(model, whole=HEAD)
+    model.get_submodule(HEAD).requires_grad_(True)
 
 
 def _train_every_embedding(model: PreTrainedModel) -> None:

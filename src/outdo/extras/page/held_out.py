@@ -104,11 +104,7 @@ def held_out_data(
     if not evaluations:
         return None
     data = _data(folder, evaluations, pair)
-    order = _by_priority(data, [*evaluations], pair)
-    texts = sum(len(text) for completions in data["texts"] for text in completions if text)
-    most = texts + sum(len(text) for question in data["questions"] for text in question)
-    while len(blob := _blob(_with_texts(data, order, most))) > size and most > 0:
-        most = int(0.9 * most * size / len(blob)) if most > 100 else 0
+    blob = _blob_within(size, data, _by_priority(data, [*evaluations], pair))
     return {"steps": [*evaluations], "pair": [*pair], "blob": blob}
 
 
@@ -255,6 +251,15 @@ def _with_texts(data: Mapping[str, Any], order: Sequence[tuple[int, int]], most:
             break
         (questions if place < 0 else texts[place])[question] = found
     return {**data, "questions": questions, "texts": texts}
+
+
+def _blob_within(size: int, data: Mapping[str, Any], order: Sequence[tuple[int, int]]) -> str:
+    """Return the data as a blob of about `size` bytes, with as many of its texts, in this order, as fit."""
+    texts = sum(len(text) for completions in data["texts"] for text in completions if text)
+    most = texts + sum(len(text) for question in data["questions"] for text in question)
+    while len(blob := _blob(_with_texts(data, order, most))) > size and most > 0:
+        most = int(0.9 * most * size / len(blob)) if most > 100 else 0
+    return blob
 
 
 def _blob(data: Mapping[str, Any]) -> str:

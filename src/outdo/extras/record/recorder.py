@@ -87,11 +87,14 @@ class Recorder:
             return
         batch = Batch.from_groups(groups)
         trained = batch.group[batch.loss_mask.any(1)].unique().tolist()
+        if chosen := self._choose(step, groups, self._foreseen(groups, trained), trained):
+            self._before = step, self._top(batch, chosen)
+
+    def _foreseen(self, groups: Sequence[Group], trained: Sequence[int]) -> list[int]:
+        """Return the numbers of the trained groups that get a push, as far as it is known before the update."""
         requires = self.objective.requires
         everywhere = requires.reference or requires.entropy
-        pushed = [number for number in trained if everywhere or groups[number].informative]
-        if chosen := self._choose(step, groups, pushed, trained):
-            self._before = step, self._top(batch, chosen)
+        return [number for number in trained if everywhere or groups[number].informative]
 
     def measure(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None] | None]:
         """Do what must run before the weights change; return the metrics, and a function that writes the record.

@@ -1,4 +1,4 @@
-// The list of a step's groups: "Which prompts gave signal?"
+// The list of a step's groups: "In which groups do rewards differ?"
 'use strict';
 
 const byNumber =
@@ -78,8 +78,8 @@ function GroupList({ step, groups, order, setOrder, open, onOpen }) {
   const signal = step.groups.filter((group) => group.signal).length;
   const outcomes = Object.keys(OUTCOME_WORDS).filter(of).map((outcome) => `${of(outcome)} ${OUTCOME_WORDS[outcome]}`);
   const reachable = groups.find((group) => group.index === open) ?? groups[0];
-  return html`<div class="list-head"><p class="note"><b>${signal}</b> of ${count(step.groups.length, 'group')} gave
-      signal: their rewards differ (${outcomes.join(', ')}).
+  return html`<div class="list-head"><p class="note">Rewards differ in <b>${signal}</b> of
+      ${count(step.groups.length, 'group')} (${outcomes.join(', ')}).
       <span class="quiet">${step.groups.length < step.groupsInAll
         ? ` The page has ${step.groups.length} of ${count(step.groupsInAll, 'group')}.`
         : ''} Equal rewards give no advantage. "Moved right": the share of the

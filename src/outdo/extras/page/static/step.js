@@ -1,7 +1,7 @@
 // Everything that the page shows about one step.
 'use strict';
 
-/** Return the group to open first: the one in the address, else one with signal that was measured. */
+/** Return the group to open first: the one in the address, else a measured one whose rewards differ. */
 function firstGroup(step, place) {
   const named = step.groups.find((group) => place.step === step.number && group.number === place.group);
   const measured = step.groups.filter((group) => group.measured);
@@ -57,7 +57,7 @@ function StepView({ step, run, place, onPlace }) {
     [step, group, compared, shown], // a change of the colours does not redraw this part
   );
   if (!group) return html`<p class="quiet">No rollout of this step is recorded.</p>`;
-  return html`<${Section} id="groups" number="2" title="Which prompts gave signal?">
+  return html`<${Section} id="groups" number="2" title="In which groups do rewards differ?">
       <${Search} step=${step} filter=${filter} setFilter=${setFilter} shown=${shown} />
       <${GroupList} step=${step} groups=${visible} order=${order} setOrder=${setOrder} open=${index}
         onOpen=${open} />
