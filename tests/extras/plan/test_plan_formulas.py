@@ -164,7 +164,7 @@ def test_a_trainer_keeps_sixteen_bytes_a_weight_shared_by_its_shards():
     assert sum(kept.values()) == 16 * 7_616_000_000
     eighth = memory.model_states_of(SEVEN, RECIPE, reference=False, critic=False, adapter=0.0, shards=8)
     assert eighth["weights"] == 4 * 7_616_000_000 // 8
-    parts = memory.trainer_memory(SEVEN, work(checkpointing=True), kept=eighth, gathered=7)
+    parts = memory.trainer_memory(SEVEN, work(checkpointing=True), model_states=eighth, gathered=7)
     assert parts["activations while training"] == 2 * (28 + 30) * 16384 * 3584
     assert parts["layers gathered while training"] == 7
     assert sum(parts.values()) - sum(eighth.values()) - 7 == 2 * (28 + 30) * 16384 * 3584 + 2 * 256 * 2**20
