@@ -56,7 +56,7 @@ CHECKS: Mapping[str, Mapping[str, Check]] = {
 }
 """The options of built-in rewards whose defaults do not tell which values they accept."""
 
-TABLES = {"judge": {"limits": "outdo.extras.judge.limits:Limits", "price": "outdo.extras.judge.reward:Price"}}
+TABLES = {"judge": {"limits": "outdo.extras.judge.limits:JudgeLimits", "price": "outdo.extras.judge.reward:Price"}}
 """The options of built-in rewards that are tables, and the code whose parameters are the options in them."""
 
 

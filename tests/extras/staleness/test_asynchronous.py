@@ -269,7 +269,7 @@ def test_the_ledger_has_each_question_in_one_place():
     assert ledger["asked"] == ledger["answered"] == questions.position
     assert ledger["trained"] == trained
     assert ledger["why"] == {"rewards_all_equal": ledger["dropped"]}
-    ahead_of_it = [group for step in (3, 4) for group in ahead._batches[step].answers.result().sampled.groups]
+    ahead_of_it = [group for step in (3, 4) for group in ahead._batches[step].rollouts.result().sampled.groups]
     assert ledger["trained"] + ledger["dropped"] + len(ahead_of_it) <= ledger["asked"]
     closed(ahead)
 

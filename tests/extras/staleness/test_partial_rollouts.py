@@ -183,7 +183,7 @@ def test_answers_that_go_on_are_saved_with_the_version_of_each_token_and_other_s
     with pytest.raises(ValueError, match="answers are unfinished"):
         other.load_state(state)
     closed(ahead)
-    groups = ahead._batches[4].completions.result().sampled.groups
+    groups = ahead._batches[4].rollouts.result().sampled.groups
     known = {prompt.id: prompt for prompt in QUESTIONS}
     assert any(rollout.versions for group in groups for rollout in group.rollouts)
     assert groups_of_state(saved_and_loaded(state_of_groups(groups, known)), known) == list(groups)
