@@ -19,10 +19,10 @@ import torch
 
 from outdo.models.bundle import Models
 from outdo.models.policy import Policy
-from outdo.storage.state_file import state_bytes
+from outdo.run.checkpoints.checkpoints import Checkpoints
+from outdo.run.checkpoints.state import Progress, content_of
+from outdo.run.checkpoints.state_file import state_bytes
 from outdo.testing import tiny_model
-from outdo.trainer.checkpoints import Checkpoints
-from outdo.trainer.state import Progress, content_of
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from typing import Any
 
 import tasks
 
-from outdo.storage.checkpoint import weights_hash
-from outdo.storage.run_folder import read_metrics
+from outdo.run.checkpoints.checkpoint import weights_hash
+from outdo.run.folder.run_folder import read_metrics
 
 RESULTS = tasks.HERE.parent / "docs/bits.jsonl"
 THREADS = (1, 2, 4)

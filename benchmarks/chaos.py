@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outdo.extras.record.parquet import read
-from outdo.storage.checkpoint import weights_hash
+from outdo.run.checkpoints.checkpoint import weights_hash
 from outdo.testing import tiny_model
 
 QUESTIONS, PROMPTS = 12, 2

@@ -35,7 +35,7 @@ from outdo.cli.output import metrics_of
 from outdo.extras.doctor import Finding, diagnose
 from outdo.extras.quickstart import sentences
 from outdo.extras.record import parquet
-from outdo.storage import run_files
+from outdo.run.folder import run_files
 
 RESULTS = tasks.HERE.parent / "docs/hacks.jsonl"
 REWARDS = tasks.HERE / "hack_rewards.py"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outdo.config.file import load
 from outdo.models.inspect_folder import ModelFacts
-from outdo.trainer import cost
+from outdo.run.check import cost
 
 GIB = 2**30
 ADAPTER = "train.adapter={name = 'lora', rank = 32}"

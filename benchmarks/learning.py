@@ -41,7 +41,7 @@ from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
-from outdo.trainer.evaluation import evaluate
+from outdo.run.evaluation.evaluation import evaluate
 
 RESULTS = tasks.HERE / "learning.jsonl"
 ENOUGH, STEPS = 0.9, 100

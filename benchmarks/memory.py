@@ -28,9 +28,9 @@ from outdo.cli.main import main as command_line
 from outdo.config.file import load
 from outdo.models.base_weights import Weights
 from outdo.models.loading import load_model, without_bars
+from outdo.run.check import cost
+from outdo.run.check.preflight import check
 from outdo.testing import byte_bpe_tokenizer
-from outdo.trainer import cost
-from outdo.trainer.preflight import check
 
 LORA = 'train.adapter={name = "lora", rank = 16, alpha = 32}'
 WAYS = {

@@ -29,7 +29,7 @@ import run_folders
 from outdo.extras.page.html import render_page
 from outdo.extras.page.runs import collect_runs
 from outdo.extras.record import parquet
-from outdo.storage.run_folder import RunFolder
+from outdo.run.folder.run_folder import RunFolder
 
 STEP_SECONDS = 2
 """A step of the followed run takes so long, as long as the page waits between two polls."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder.run_folder import read_metrics
 
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 565.0, 46.0, 276.0
 BLUE, ORANGE, GREY = "#2563a8", "#c2571a", "#9aa4af"

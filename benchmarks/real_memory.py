@@ -22,9 +22,9 @@ from typing import Any
 
 from outdo.cli.recipe import probe_machine, prompt_renderer
 from outdo.config.file import load
+from outdo.run.check import cost
+from outdo.run.check.preflight import check
 from outdo.testing import tiny_model
-from outdo.trainer import cost
-from outdo.trainer.preflight import check
 
 LORA = 'train.adapter={name = "lora", rank = 16, alpha = 32}'
 FEW = ["train.prompts=2", "train.group_size=4", "sampling.max_tokens=24"]

@@ -23,7 +23,7 @@ from outdo.config.recipe import Recipe
 from outdo.extras.record.recording import recorder_of
 from outdo.loop import in_turn, train
 from outdo.models.policy import Policy
-from outdo.trainer.build import build_run
+from outdo.run.build.build import build_run
 from outdo.types import Group, Prompt, Sampled
 
 RECORDS = {"none": ["record.every=0"], "default": [], "top": ["record.top=5"], "all": ["record.after=all"]}

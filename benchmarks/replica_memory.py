@@ -47,8 +47,8 @@ from outdo.models.adapter import adapter_config
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, division_of
 from outdo.rewards.comparisons import Comparison
-from outdo.trainer import cost
-from outdo.trainer.reward_memory import reward_memory, reward_sizes
+from outdo.run.check import cost
+from outdo.run.check.reward_memory import reward_memory, reward_sizes
 from outdo.types import Batch
 
 STEPS = 2

@@ -26,10 +26,10 @@ from rich.console import Console
 from outdo.cli.output import metrics_of
 from outdo.config.file import load
 from outdo.extras.doctor import diagnose
-from outdo.storage import run_files
-from outdo.trainer.display import Display
-from outdo.trainer.resume import resume
-from outdo.trainer.run import start
+from outdo.run.checkpoints.resume import resume
+from outdo.run.display import Display
+from outdo.run.folder import run_files
+from outdo.run.training import start
 
 REWARDS = tasks.HERE / "sick_rewards.py"
 

@@ -18,12 +18,12 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
-from outdo.observability.metrics import step_metrics
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.run.metrics.metrics import step_metrics
 from outdo.testing import ScriptedEngine
 from outdo.types import Completion, FinishReason, Prompt, Request, Sampled, Step
 from outdo.utils.errors import EngineError

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.suite.main import Arguments, run_bench, run_list, run_scale
-from outdo.trainer.display import Display
+from outdo.run.display import Display
 from outdo.utils.errors import OutdoError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -20,7 +20,7 @@ from benchmarks.suite.rounds import WARM_UP, Say, run_case
 from benchmarks.suite.scale import measure
 from benchmarks.suite.setting import Setting
 from outdo.cli.arguments import not_writable
-from outdo.trainer.display import Display
+from outdo.run.display import Display
 from outdo.utils.errors import OutdoError, UserError, did_you_mean
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.suite.report import CaseReport, Entry, Spread
 from outdo.extras.page.curves import GREY, STYLE
-from outdo.observability.picture_file import save_picture
 from outdo.utils.errors import UserError
+from outdo.utils.picture_file import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

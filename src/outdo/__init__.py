@@ -107,7 +107,6 @@ if TYPE_CHECKING:
     from outdo.models.policy import Policy as Policy
     from outdo.models.reference import load_reference as load_reference
     from outdo.models.scorer import BatchSizes as BatchSizes
-    from outdo.observability.metrics import step_metrics as step_metrics
     from outdo.rewards import load_reward as load_reward
     from outdo.rollouts.engines.base import Engine as Engine
     from outdo.rollouts.engines.builtin.engine import BuiltinEngine as BuiltinEngine
@@ -116,7 +115,8 @@ if TYPE_CHECKING:
     from outdo.rollouts.environments.base import GroupSampler as GroupSampler
     from outdo.rollouts.environments.dynamic_sampling import DynamicSampling as DynamicSampling
     from outdo.rollouts.environments.single_turn import SingleTurn as SingleTurn
-    from outdo.trainer.evaluation import evaluate as evaluate
+    from outdo.run.evaluation.evaluation import evaluate as evaluate
+    from outdo.run.metrics.metrics import step_metrics as step_metrics
     from outdo.types import Batch as Batch
     from outdo.types import Completion as Completion
     from outdo.types import FinishReason as FinishReason
@@ -198,7 +198,7 @@ HOME = {  # public name: the module that defines it
     "dppo_tv": "outdo.algorithms.objectives.presets",
     "dr_grpo": "outdo.algorithms.objectives.presets",
     "dro": "outdo.algorithms.objectives.presets",
-    "evaluate": "outdo.trainer.evaluation",
+    "evaluate": "outdo.run.evaluation.evaluation",
     "first_of": "outdo.algorithms.early_stopping",
     "gae": "outdo.algorithms.advantages",
     "gdpo": "outdo.algorithms.advantages",
@@ -241,7 +241,7 @@ HOME = {  # public name: the module that defines it
     "show": "outdo.extras.page.notebook",
     "sgd": "outdo.models.optimiser",
     "sign": "outdo.algorithms.advantages",
-    "step_metrics": "outdo.observability.metrics",
+    "step_metrics": "outdo.run.metrics.metrics",
     "target": "outdo.algorithms.objectives.target.objective",
     "target_essay": "outdo.algorithms.objectives.target.objective",
     "token_entropy": "outdo.models.logprobs",

@@ -9,7 +9,7 @@ from run_cases import outdo_, write_home
 
 from outdo.cli.processes import MOST, with_replicas
 from outdo.config.file import load
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder.run_folder import read_metrics
 from outdo.testing import tiny_model
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -48,8 +48,8 @@ def test_the_schema_is_one(outdo):
 
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory):
-    from outdo.trainer.export import export
-    from outdo.trainer.find_model import find_model
+    from outdo.run.export.export import export
+    from outdo.run.export.find_model import find_model
 
     return export(find_model(str(run)), tmp_path_factory.mktemp("exported") / "model")
 

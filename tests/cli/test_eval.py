@@ -12,7 +12,7 @@ from command_cases import chain_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.trainer.evaluation import Evaluation, compare_paired, interval, pass_at_k
+from outdo.run.evaluation.evaluation import Evaluation, compare_paired, interval, pass_at_k
 from outdo.types import FinishReason, Group, Prompt, Rollout
 
 

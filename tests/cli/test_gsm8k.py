@@ -9,7 +9,7 @@ from outdo.config.file import load
 from outdo.data.prompts import tokenise
 from outdo.data.questions import questions_from
 from outdo.models.loading import load_tokenizer
-from outdo.trainer.build import build_run
+from outdo.run.build.build import build_run
 from outdo.types import Batch
 
 

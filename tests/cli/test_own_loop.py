@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from run_cases import SCORE
 
-from outdo.storage.checkpoint import weights_hash
-from outdo.storage.checkpoint_names import saved_steps
+from outdo.run.checkpoints.checkpoint import weights_hash
+from outdo.run.checkpoints.names import saved_steps
 from outdo.testing import tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"

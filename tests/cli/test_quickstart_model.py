@@ -11,7 +11,7 @@ import pytest
 from command_cases import Command
 
 from outdo.extras.quickstart import smollm2
-from outdo.trainer.display import Display
+from outdo.run.display import Display
 from outdo.utils.errors import ModelError
 
 MODEL = b"GGUF, in a few bytes"

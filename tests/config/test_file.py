@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outdo.config.file import commented, dump, load, schema
 from outdo.config.recipe import Recipe, run_folder
 from outdo.config.settings import leaves, settings
-from outdo.trainer.build import sampling_params
+from outdo.run.build.build import sampling_params
 from outdo.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -241,7 +241,7 @@ def test_every_override_gives_a_recipe_or_mistakes(values):
 def test_reading_a_recipe_loads_neither_torch_nor_transformers():
     heavy = "{'torch', 'transformers', 'datasets'} & sys.modules.keys()"
     modules = (
-        "outdo.config.recipe, outdo.config.file, outdo.config.rules, outdo.data.questions, outdo.trainer.preflight"
+        "outdo.config.recipe, outdo.config.file, outdo.config.rules, outdo.data.questions, outdo.run.check.preflight"
     )
     program = f"import sys, {modules}; outdo.config.file.load(None, {NEEDED}); sys.exit(len({heavy}))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -12,8 +12,8 @@ from outdo.data.batches import in_batches
 from outdo.data.prompts import Prompts, StreamedPrompts, tokenise
 from outdo.data.splits import load_questions
 from outdo.data.streaming import Joined, StreamedQuestions
+from outdo.run.check.prompt_warnings import question_warnings
 from outdo.testing import byte_bpe_tokenizer
-from outdo.trainer.prompt_warnings import question_warnings
 from outdo.utils.errors import UserError
 
 TOKENIZER = byte_bpe_tokenizer([], 300)

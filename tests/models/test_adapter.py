@@ -22,9 +22,9 @@ from outdo.models.inspect_folder import inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import AdapterReference, frozen
-from outdo.storage import checkpoint
-from outdo.storage.checkpoint import weights_hash
-from outdo.storage.state_file import pack, unpack
+from outdo.run.checkpoints import checkpoint
+from outdo.run.checkpoints.checkpoint import weights_hash
+from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch
 from outdo.utils.errors import ModelError, UserError

@@ -23,7 +23,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
-from outdo.storage.state_file import pack, unpack
+from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step
 from outdo.utils.errors import ModelError, NonFiniteWeightsError

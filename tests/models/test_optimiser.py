@@ -27,7 +27,7 @@ from outdo.models.optimiser import (
 from outdo.models.policy import Policy
 from outdo.models.schedules import Schedule, constant, cosine, linear
 from outdo.models.scorer import BatchSizes
-from outdo.storage.state_file import pack, unpack
+from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Rollout
 from outdo.utils.errors import NonFiniteError, UserError

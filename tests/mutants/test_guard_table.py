@@ -20,7 +20,7 @@ def test_there_are_guards_of_every_folder():
     assert len(GUARDS) >= 80
     folders = {path.name for path in (ROOT / "src/outdo").iterdir() if (path / "__init__.py").exists()}
     tables = {table.stem for table in TABLES.glob("*.toml")} - {"outdo"}
-    assert {"algorithms", "models", "rewards", "rollouts", "storage", "trainer"} <= tables <= folders
+    assert {"algorithms", "models", "rewards", "rollouts", "run"} <= tables <= folders
     extras = {table.stem for table in (TABLES / "extras").glob("*.toml")}
     assert extras <= {path.name for path in (ROOT / "src/outdo/extras").iterdir()}
 

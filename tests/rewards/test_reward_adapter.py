@@ -20,8 +20,8 @@ from outdo.models.policy import Policy
 from outdo.rewards import InProcessReward
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.context import RewardContext
-from outdo.storage.checkpoint import weights_hash
-from outdo.storage.state_file import pack, unpack
+from outdo.run.checkpoints.checkpoint import weights_hash
+from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
 from outdo.utils.errors import ModelError, UserError

@@ -16,7 +16,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards import InProcessReward, RewardInput, Status
 from outdo.rewards.comparisons import Comparison, Ranking, comparison_loss, comparisons_of, pairs_of, ranking_of
 from outdo.rewards.context import RewardContext
-from outdo.storage.state_file import pack, unpack
+from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
 from outdo.utils.errors import ModelError, NonFiniteWeightsError, RewardError, UserError

@@ -13,12 +13,12 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts
 from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
-from outdo.observability.metrics import step_metrics
 from outdo.rewards import FailureCount, load_reward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.run.metrics.metrics import step_metrics
 from outdo.testing import ScriptedEngine
 from outdo.types import Batch, Completion, Prompt, Request, Sampled
 from outdo.utils.errors import RewardError

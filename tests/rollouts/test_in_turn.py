@@ -18,7 +18,7 @@ from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.rollouts.in_turn import InTurn
-from outdo.storage.checkpoint import weights_hash
+from outdo.run.checkpoints.checkpoint import weights_hash
 from outdo.testing import ScriptedEngine
 from outdo.types import Prompt, Sampled
 

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from outdo.storage import atomic, checkpoint
+from outdo.run.checkpoints import checkpoint
+from outdo.utils import atomic
 
 OPERATIONS = frozenset({"open", "write", "fsync", "rename", "mkdir", "unlink", "rmdir"})
 
 
 class FaultyOs:
-    """Replaces `os` in `storage/atomic.py`; calls `fault` in place of the N-th operation, or of all from there on."""
+    """Replaces `os` in `utils/atomic.py`; calls `fault` in place of the N-th operation, or of all from there on."""
 
     def __init__(self, n: int, fault: Callable[[], Any], *, lasting: bool = False) -> None:
         self.n, self.fault, self.lasting, self.count = n, fault, lasting, 0

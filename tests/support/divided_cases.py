@@ -33,10 +33,10 @@ from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
-from outdo.storage import checkpoint
+from outdo.run.checkpoints import checkpoint
+from outdo.run.checkpoints.checkpoints import Checkpoints
+from outdo.run.checkpoints.state import Progress, check_finite, content_of, write
 from outdo.testing import ARCHITECTURES, tiny_model
-from outdo.trainer.checkpoints import Checkpoints
-from outdo.trainer.state import Progress, check_finite, content_of, write
 from outdo.utils.errors import DiskFullError, ModelError, NonFiniteWeightsError, WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part, whole
 from outdo.utils.world import ALONE

@@ -18,8 +18,8 @@ from outdo.models import loading
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
+from outdo.run.check import cost
 from outdo.testing import tiny_model
-from outdo.trainer import cost
 from outdo.utils.sharded_tensors import whole
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.context import RewardContext
 from outdo.rewards.types import RewardInput
-from outdo.storage.state_file import pack, unpack
+from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.types import Group, Prompt
 from outdo.utils.errors import ModelError, NonFiniteWeightsError
 from outdo.utils.sharded_tensors import is_sharded, own_part, whole

@@ -6,7 +6,7 @@ from typing import Any
 
 from outdo.extras.doctor import RULES, Finding, diagnose
 from outdo.extras.doctor.series import RunMetrics
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder.run_folder import read_metrics
 
 HEALTHY = read_metrics(Path(__file__).parents[1] / "extras/page/quickstart_metrics.jsonl")
 """A real run: 30 steps of GRPO from the quickstart's warm model, the evaluation before it as step 0."""

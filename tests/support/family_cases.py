@@ -9,7 +9,7 @@ from run_cases import outdo_, write_home, write_rows
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outdo.storage import checkpoint
+from outdo.run.checkpoints import checkpoint
 from outdo.testing import tiny_model
 
 REWARDS = '''

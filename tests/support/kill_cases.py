@@ -14,7 +14,7 @@ from typing import Any
 from run_cases import Command, saved, steps_done, timeless, wait_until, weights
 
 from outdo.extras.record.parquet import read, recorded_steps
-from outdo.storage.checkpoint import STATE
+from outdo.run.checkpoints.checkpoint import STATE
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import outdo.cli.main
 from outdo.extras.replicas.launch import RENDEZVOUS
-from outdo.storage import checkpoint
-from outdo.storage.run_folder import read_metrics
+from outdo.run.checkpoints import checkpoint
+from outdo.run.folder.run_folder import read_metrics
 from outdo.testing import tiny_model
 
 SCORE = '''
@@ -57,9 +57,9 @@ WARM.set_forkserver_preload(
         "outdo.cli.main",
         "outdo.cli.train",
         "outdo.cli.resume",
-        "outdo.trainer.preflight",
-        "outdo.trainer.run",
-        "outdo.trainer.export",
+        "outdo.run.check.preflight",
+        "outdo.run.training",
+        "outdo.run.export.export",
         "transformers.models.qwen3",
         "peft",
         "pyarrow.pandas_compat",

@@ -26,8 +26,8 @@ from outdo.models.bundle import Models
 from outdo.models.critic import own_head
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
+from outdo.run.build.micro_batch_size import count_saved
 from outdo.testing import tiny_model
-from outdo.trainer.micro_batch_size import count_saved
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import ModelError, OutdoError, WorkerError
 from outdo.utils.sharded_tensors import whole

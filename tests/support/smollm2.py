@@ -23,7 +23,7 @@ import pytest
 
 from outdo.extras.quickstart.smollm2 import model_file
 from outdo.models.gguf_folder import converted
-from outdo.trainer.display import Display
+from outdo.run.display import Display
 from outdo.utils.errors import ModelError
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "outdo-tests"

@@ -10,7 +10,7 @@ from random import Random
 from run_cases import Command, contents, wait_until, write_rows
 
 import outdo.cli.main
-from outdo.storage import checkpoint
+from outdo.run.checkpoints import checkpoint
 
 STEPS = 80
 USUAL = ("--steps", STEPS, "--batch", 4, "--lr", 1e-3, "--device", "cpu", "--checkpoint-every", 4)

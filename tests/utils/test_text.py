@@ -8,7 +8,7 @@ from rich.console import Console
 from outdo.cli import main as command_line
 from outdo.cli.evaluate import _table
 from outdo.cli.output import print_line, print_warning
-from outdo.trainer.display import Display
+from outdo.run.display import Display
 from outdo.utils.errors import UserError
 from outdo.utils.out_of_memory import OUT_OF_MEMORY
 from outdo.utils.text import for_terminal

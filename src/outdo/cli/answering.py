@@ -11,7 +11,7 @@ from outdo.data.questions import Question
 from outdo.models.chat_options import set_chat_options
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.trainer.environment import tools_of
+from outdo.run.build.environment import tools_of
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 

@@ -13,9 +13,9 @@ from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.trainer.engines import named_engine, open_engine
-from outdo.trainer.find_model import find_model
-from outdo.trainer.progress_bar import progress
+from outdo.run.build.engines import named_engine, open_engine
+from outdo.run.export.find_model import find_model
+from outdo.run.progress_bar import progress
 from outdo.types import Request
 from outdo.utils.rng import Stream
 from outdo.utils.text import escape_control

@@ -7,10 +7,10 @@ from rich.console import Console
 
 from outdo.cli.arguments import Settings
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
-from outdo.trainer.preflight import check
-from outdo.trainer.preflight_report import show
-from outdo.trainer.progress_bar import progress
-from outdo.trainer.reward_trials import REFERENCES
+from outdo.run.check.preflight import check
+from outdo.run.check.report import show
+from outdo.run.check.reward_trials import REFERENCES
+from outdo.run.progress_bar import progress
 from outdo.utils.errors import UserError
 
 WARNED = 1

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from outdo.trainer.progress_bar import importing
+from outdo.run.progress_bar import importing
 from outdo.utils.extras import load_extra, missing_extra
 
 

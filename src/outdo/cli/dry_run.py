@@ -3,8 +3,8 @@
 from outdo.config.fields import Shard
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
-from outdo.trainer.build import build_run
-from outdo.trainer.display import Display
+from outdo.run.build.build import build_run
+from outdo.run.display import Display
 from outdo.types import Group, Sampled
 from outdo.utils.text import excerpt
 

@@ -37,13 +37,13 @@ from outdo.models.policy import Policy
 from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule
-from outdo.storage import held_out_completions
-from outdo.trainer.build import held_out_questions
-from outdo.trainer.engines import completions_of, named_engine, open_engine
-from outdo.trainer.environment import open_environment
-from outdo.trainer.evaluation import Evaluation, compare_paired, evaluate
-from outdo.trainer.find_model import ModelRef, find_model
-from outdo.trainer.progress_bar import progress
+from outdo.run.build.build import held_out_questions
+from outdo.run.build.engines import completions_of, named_engine, open_engine
+from outdo.run.build.environment import open_environment
+from outdo.run.evaluation import held_out_completions
+from outdo.run.evaluation.evaluation import Evaluation, compare_paired, evaluate
+from outdo.run.export.find_model import ModelRef, find_model
+from outdo.run.progress_bar import progress
 from outdo.utils.errors import UserError
 from outdo.utils.text import for_terminal
 

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from outdo.cli.output import print_line
 from outdo.config.names import UPLOADS
-from outdo.trainer.export import SEQUENCES, export, export_merged
-from outdo.trainer.find_model import ModelRef, find_model
-from outdo.trainer.model_card import card
-from outdo.trainer.progress_bar import progress
+from outdo.run.export.export import SEQUENCES, export, export_merged
+from outdo.run.export.find_model import ModelRef, find_model
+from outdo.run.export.model_card import card
+from outdo.run.progress_bar import progress
 from outdo.utils.extras import load_extra
 
 
@@ -29,7 +29,7 @@ def command(
     public: Annotated[bool, typer.Option("--public", help="create it for everybody; otherwise it is private")] = False,
     licence: Annotated[str | None, typer.Option("--license", help="the model's licence: apache-2.0, mit, ...")] = None,
 ) -> None:
-    """Write the model of the newest checkpoint, or of the best one, to a new folder (`outdo.trainer.export`).
+    """Write the model of the newest checkpoint, or of the best one, to a new folder (`outdo.run.export.export`).
 
     With `push` it is also sent to the Hub. A folder that an earlier call has written, and not uploaded, is then used.
     """

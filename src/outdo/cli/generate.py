@@ -17,11 +17,11 @@ from outdo.data.questions import questions_from
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.rollouts.engines import base
-from outdo.storage.atomic import write_text_atomically
-from outdo.trainer.engines import completions_of, named_engine, open_engine
-from outdo.trainer.find_model import find_model
-from outdo.trainer.progress_bar import progress
+from outdo.run.build.engines import completions_of, named_engine, open_engine
+from outdo.run.export.find_model import find_model
+from outdo.run.progress_bar import progress
 from outdo.types import Completion, Prompt, Request
+from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError
 from outdo.utils.rng import Stream
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from outdo.storage import run_files
+from outdo.run.folder import run_files
 from outdo.utils.text import for_terminal
 
 

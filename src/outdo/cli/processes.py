@@ -10,7 +10,7 @@ from outdo.config.fields import Piece
 from outdo.config.names import BUILTIN_ENGINE, REPLICAS
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import inspect_folder
-from outdo.trainer.display import Display
+from outdo.run.display import Display
 from outdo.utils.errors import ModelError
 from outdo.utils.extras import load_extra, missing_extra
 from outdo.utils.world import ALONE, World, was_launched

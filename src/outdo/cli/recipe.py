@@ -8,15 +8,15 @@ from outdo.cli.arguments import recipe_and_overrides
 from outdo.config.file import RecipeError, load
 from outdo.config.recipe import Recipe, run_folder
 from outdo.data.questions import Question
-from outdo.trainer.estimate import Machine
-from outdo.trainer.preflight import Render, Rendered, faults
+from outdo.run.check.estimate import Machine
+from outdo.run.check.preflight import Render, Rendered, faults
 from outdo.utils.errors import ModelError, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from outdo.data.prompts import ToolsOf
-    from outdo.trainer.fallbacks import Prediction
+    from outdo.run.check.fallbacks import Prediction
 
 
 def recipe_of(settings: list[str] | None) -> Recipe:
@@ -41,11 +41,11 @@ def probe_machine(recipe: Recipe) -> Machine:
     from outdo.models.chat_options import set_chat_options
     from outdo.models.inspect_folder import inspect_folder
     from outdo.models.loading import adapter_size, load_tokenizer
-    from outdo.trainer.build_method import adapter_of, piece_mistakes
-    from outdo.trainer.engines import device_mistakes
-    from outdo.trainer.environment import examine_environment
-    from outdo.trainer.hardware import device_memory
-    from outdo.trainer.micro_batch_size import free_main_memory
+    from outdo.run.build.engines import device_mistakes
+    from outdo.run.build.environment import examine_environment
+    from outdo.run.build.hardware import device_memory
+    from outdo.run.build.method import adapter_of, piece_mistakes
+    from outdo.run.build.micro_batch_size import free_main_memory
 
     errors, notes = piece_mistakes(recipe), list[str]()
     size = memory = None
@@ -76,7 +76,7 @@ def _prediction(recipe: Recipe) -> "Prediction | None":
     """Predict how the model will be computed; None if it is not on this machine yet."""
     from outdo.models.inspect_folder import inspect_folder
     from outdo.models.loading import load_tokenizer
-    from outdo.trainer.fallbacks import predict
+    from outdo.run.check.fallbacks import predict
 
     facts = inspect_folder(recipe.model)
     if facts.folder is None:
@@ -98,7 +98,7 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
     @cache
     def environment_tools() -> "ToolsOf":
-        from outdo.trainer.environment import tools_of
+        from outdo.run.build.environment import tools_of
 
         return tools_of(recipe.environment)
 

@@ -9,9 +9,9 @@ from outdo.cli.arguments import Overrides, Profile, Restarts, RunFolder, not_emp
 from outdo.cli.commands import COMMANDS
 from outdo.cli.processes import run_in_processes
 from outdo.config.file import load_saved
-from outdo.storage.unfinished import SETTINGS, read_settings, unfinished_folder
-from outdo.trainer.display import Display
-from outdo.trainer.resume import resume
+from outdo.run.checkpoints.resume import resume
+from outdo.run.display import Display
+from outdo.run.folder.unfinished import SETTINGS, read_settings, unfinished_folder
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra
 from outdo.utils.world import World

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from outdo.cli.arguments import AsJson
 from outdo.cli.output import print_line, print_warning
-from outdo.storage.run_folder import read_metrics
-from outdo.storage.run_state import TAIL, run_state
+from outdo.run.checkpoints.run_state import TAIL, run_state
+from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
 from outdo.utils.outcome import EVALUATIONS, headline
 from outdo.utils.text import for_terminal

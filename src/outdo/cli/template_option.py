@@ -7,7 +7,7 @@ from outdo.config.fields import chat_options
 from outdo.config.file import read_value
 from outdo.models.inspect_folder import LANGUAGE_MODEL, Kind
 from outdo.models.loading import load_tokenizer
-from outdo.trainer.prompt_warnings import unknown_options
+from outdo.run.check.prompt_warnings import unknown_options
 from outdo.utils.errors import UserError
 
 OPTION = "--template"

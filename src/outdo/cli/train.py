@@ -11,9 +11,9 @@ from outdo.cli.processes import run_in_processes, with_replicas
 from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of
 from outdo.config.file import load_saved
 from outdo.config.recipe import Recipe, run_folder
-from outdo.trainer.display import Display
-from outdo.trainer.preflight import check
-from outdo.trainer.progress_bar import importing
+from outdo.run.check.preflight import check
+from outdo.run.display import Display
+from outdo.run.progress_bar import importing
 from outdo.utils.errors import UserError
 from outdo.utils.world import ALONE, World
 
@@ -86,7 +86,7 @@ def _train(
 ) -> int:
     if resume:
         with importing():
-            from outdo.trainer.resume import holds_run, resume_by
+            from outdo.run.checkpoints.resume import holds_run, resume_by
 
         if holds_run(folder, world):
             return resume_by(recipe, folder, display, profile=profile, world=world)
@@ -102,6 +102,6 @@ def _train(
 
         return run_dry(recipe, display, facts=report.facts)
     with importing():
-        from outdo.trainer.run import start
+        from outdo.run.training import start
 
     return start(recipe, folder, display, facts=report.facts, profile=profile, world=world)

@@ -257,7 +257,7 @@ ENVIRONMENTS = {
     EPISODE: ExtraKind("outdo.extras.episodes.check:CHECK", "outdo.extras.episodes.environment:EPISODE"),
 }
 """The kinds of environments: an `EnvironmentCheck` of `outdo.config.environments`, and an `EnvironmentKind` of
-`outdo.trainer.environment`."""
+`outdo.run.build.environment`."""
 
 ENGINES = {
     BUILTIN_ENGINE: ExtraKind(

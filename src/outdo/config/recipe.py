@@ -1,7 +1,7 @@
 """The recipe: all settings of a training run, with their types, defaults and one-line descriptions.
 
 `outdo.config.file` reads and writes a recipe, `outdo.config.rules` finds settings that cannot work together. Below
-`outdo.trainer`, no other folder of outdo takes a configuration object.
+`outdo.run`, no other folder of outdo takes a configuration object.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.data.files import read_rows, shorten
-from outdo.storage.atomic import write_text_atomically
+from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError
 
 Text = str | Sequence[Mapping[str, Any]]

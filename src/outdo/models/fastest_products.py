@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outdo.models.device import describe_hardware
 from outdo.models.onednn import Gradients, Library, available, product
-from outdo.storage.atomic import write_json_atomically
+from outdo.utils.atomic import write_json_atomically
 from outdo.utils.errors import RunFolderError
 from outdo.utils.user_cache import locked, user_cache
 

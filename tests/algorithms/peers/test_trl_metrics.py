@@ -10,7 +10,7 @@ from trl_cases import STANDARDISED, Case, made_up, trl
 from outdo.algorithms.objectives import corrections, presets
 from outdo.algorithms.objectives.base import ComposedObjective, clipped_tokens
 from outdo.algorithms.objectives.compat import compat
-from outdo.observability.metrics import step_metrics
+from outdo.run.metrics.metrics import step_metrics
 from outdo.types import Sampled, Step, TokenScores, Update
 
 pytestmark = pytest.mark.usefixtures("in_float64")

@@ -11,7 +11,7 @@ from outdo.config.file import load
 from outdo.extras.convert.conversion import table_of, written_recipe
 from outdo.extras.convert.openrlhf import ADVANTAGES, convert_openrlhf
 from outdo.extras.convert.reading import openrlhf_settings
-from outdo.trainer.build_method import advantage_of, objective_of
+from outdo.run.build.method import advantage_of, objective_of
 from outdo.types import TokenScores
 
 TABLE = table_of("openrlhf")

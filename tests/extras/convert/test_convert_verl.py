@@ -11,7 +11,7 @@ from outdo.config.file import load
 from outdo.extras.convert.conversion import table_of, written_recipe
 from outdo.extras.convert.reading import verl_settings
 from outdo.extras.convert.verl import ACTOR, ADVANTAGES, DIVERGENCES, LOSS, MODEL, OWN_MEAN, WEIGHTS, convert_verl, flat
-from outdo.trainer.build_method import advantage_of, objective_of
+from outdo.run.build.method import advantage_of, objective_of
 from outdo.types import TokenScores
 from outdo.utils.errors import UserError
 

@@ -7,7 +7,7 @@ import pytest
 from doctor_cases import FIRES, GRPO, HEALTHY, NO_SIGNAL, SILENT, found_by, jumping, merged, roots, steps
 
 from outdo.extras.doctor import RULES, diagnose
-from outdo.storage.run_files import with_initial_evaluation
+from outdo.run.folder.run_files import with_initial_evaluation
 
 
 def test_every_rule_has_an_example_with_and_without_a_finding() -> None:

@@ -18,8 +18,8 @@ from outdo.config.environments import environment_mistakes
 from outdo.config.recipe import Piece
 from outdo.extras.episodes.adapt import adapt, episode_maker
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.run.build.environment import tools_of
 from outdo.testing import ScriptedEngine
-from outdo.trainer.environment import tools_of
 from outdo.types import Rollout
 
 SAMPLING = SamplingParams(max_tokens=600)

@@ -27,8 +27,8 @@ from outdo.extras.page.select import (
     spread_out,
 )
 from outdo.extras.record import parquet as files
-from outdo.storage import run_files
-from outdo.storage.run_folder import RunFolder, is_alive
+from outdo.run.folder import run_files
+from outdo.run.folder.run_folder import RunFolder, is_alive
 from outdo.utils.errors import RunFolderError
 
 

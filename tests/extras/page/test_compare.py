@@ -24,10 +24,10 @@ from outdo.extras.page.compare import compare_checkpoints, rescore
 from outdo.extras.page.encode import unpack
 from outdo.extras.record import parquet
 from outdo.models.policy import Policy
-from outdo.storage import checkpoint
-from outdo.storage.run_folder import RunFolder
+from outdo.run.checkpoints import checkpoint
+from outdo.run.display import Display
+from outdo.run.folder.run_folder import RunFolder
 from outdo.testing import tiny_model
-from outdo.trainer.display import Display
 from outdo.utils.errors import CheckpointError, UserError
 
 
@@ -226,7 +226,7 @@ def test_an_unknown_quantity_is_reported_with_the_nearest_name(small_run: Path):
 
 def test_inspect_imports_neither_torch_nor_a_server(small_run: Path, tmp_path: Path):
     program = (
-        "import sys; from pathlib import Path; from outdo.trainer.display import Display\n"
+        "import sys; from pathlib import Path; from outdo.run.display import Display\n"
         "from outdo.extras.page.command import InspectArguments, run_inspect\n"
         "run_inspect([Path(sys.argv[1])], InspectArguments(out=Path(sys.argv[2])), Display())\n"
         "print([name for name in ('torch', 'transformers', 'starlette', 'uvicorn') if name in sys.modules])"

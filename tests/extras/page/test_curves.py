@@ -13,7 +13,7 @@ from rich.console import Console
 from outdo.extras.page import glossary
 from outdo.extras.page.curves import DEFAULT_METRICS, metric_names, plot, smoothed
 from outdo.extras.page.plot_command import run_plot
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import RunFolderError, UserError
 
 LINES = read_metrics(Path(__file__).with_name("quickstart_metrics.jsonl"))

@@ -10,10 +10,10 @@ from rich.console import Console
 from outdo.config.file import load
 from outdo.extras.page import glossary
 from outdo.extras.page.glossary_command import TOPICS, run_glossary
-from outdo.storage.run_folder import read_metrics
+from outdo.run.display import Display
+from outdo.run.folder.run_folder import read_metrics
+from outdo.run.training import start
 from outdo.testing import tiny_model
-from outdo.trainer.display import Display
-from outdo.trainer.run import start
 from outdo.utils.errors import UserError
 
 SCORE = '''

@@ -17,8 +17,9 @@ from run_folders import write_small_run
 from outdo.extras.page.collect import View
 from outdo.extras.page.command import InspectArguments, run_inspect
 from outdo.extras.page.held_out import compare_evaluations, held_out_data
-from outdo.storage import held_out_completions, reads
-from outdo.trainer.display import Display
+from outdo.run.display import Display
+from outdo.run.evaluation import held_out_completions
+from outdo.run.folder import reads
 from outdo.utils.errors import RunFolderError, UserError
 from outdo.utils.outcome import mcnemar
 

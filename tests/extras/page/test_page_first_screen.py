@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, Page, expect
 from run_folders import write_small_run, write_watched_run
 
 from outdo.extras.record import parquet as files
-from outdo.storage import held_out_completions
-from outdo.storage.run_folder import read_metrics
+from outdo.run.evaluation import held_out_completions
+from outdo.run.folder.run_folder import read_metrics
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from outdo.extras.page.collect import View
 from outdo.extras.page.html import notebook_frame
 from outdo.extras.page.select import CheckpointComparison
 from outdo.extras.record.parquet import read
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder.run_folder import read_metrics
 
 LAST = 6
 """The step that the page of the small run opens with."""

@@ -11,7 +11,7 @@ from browser import by_test_id, watched_page
 from playwright.sync_api import Browser, expect
 from run_folders import add_step, start_run
 
-from outdo.storage.run_folder import RunFolder
+from outdo.run.folder.run_folder import RunFolder
 
 STEPS = 8
 

@@ -13,8 +13,8 @@ from test_held_out import answers, record
 from outdo.extras.page.collect import View
 from outdo.extras.page.command import InspectArguments, run_inspect
 from outdo.extras.page.runs import MOST_RUNS, collect_runs, seed_groups
-from outdo.storage.run_folder import read_metrics
-from outdo.trainer.display import Display
+from outdo.run.display import Display
+from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
 
 

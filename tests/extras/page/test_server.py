@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from outdo.extras.page.html import security_policy
 from outdo.extras.page.server import HEADERS, app, serve
 from outdo.extras.record import parquet
-from outdo.storage import held_out_completions
+from outdo.run.evaluation import held_out_completions
 from outdo.utils.errors import UserError
 
 PORT, TOKEN = 8123, "right-token"

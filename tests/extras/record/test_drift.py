@@ -15,8 +15,8 @@ from outdo.extras.record.reading.drift import drift_metrics, first_completions
 from outdo.extras.record.starting_policy import starting_logprobs
 from outdo.models.policy import Policy
 from outdo.models.scorer import sequence_logprobs
+from outdo.run.build.build import build_run
 from outdo.testing import tiny_model
-from outdo.trainer.build import build_run
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 from outdo.utils.world import ALONE
 

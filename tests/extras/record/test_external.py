@@ -21,8 +21,8 @@ from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.token_text import TokenTexts
-from outdo.observability.metrics import step_metrics
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder.run_folder import read_metrics
+from outdo.run.metrics.metrics import step_metrics
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Step
 from outdo.utils.errors import RunFolderError, UserError

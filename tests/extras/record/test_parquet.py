@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from made_records import TOKEN_TEXTS, record_of, steps_of
 
-import outdo.storage.atomic
+import outdo.utils.atomic
 from outdo.extras.record import parquet
 from outdo.extras.record.table import record_table
 from outdo.utils.errors import RunFolderError
@@ -236,7 +236,7 @@ def test_a_failed_write_keeps_the_old_record(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(outdo.storage.atomic.os, operation, refuse)
+        patched.setattr(outdo.utils.atomic.os, operation, refuse)
         with pytest.raises(RunFolderError, match=r"tokens.*No space left on device"):
             parquet.write(tmp_path, 1, new)
     assert {path: path.read_bytes() for path in tmp_path.rglob("step_*.parquet")} == before

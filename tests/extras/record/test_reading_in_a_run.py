@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from run_cases import outdo_, timeless, write_home, write_rows
 
-from outdo.storage import reads
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder import reads
+from outdo.run.folder.run_folder import read_metrics
 
 PLACE = "reads/What is _ plus"
 

@@ -8,7 +8,7 @@ import pytest
 from record_cases import rollout
 
 from outdo.extras.record.transfer import Transfer
-from outdo.storage.state_file import pack, unpack
+from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.types import Group, Prompt
 
 

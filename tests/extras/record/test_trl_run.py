@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from outdo.extras.record import parquet
 from outdo.extras.record.trl import TrlRecord
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder.run_folder import read_metrics
 from outdo.testing import tiny_model
 
 # TRL says "gradient checkpointing" where transformers has come to say "activation checkpointing".

@@ -1,4 +1,4 @@
-"""Processes listen where the others reach them; `tests/trainer/test_two_machines.py` tries it on two machines."""
+"""Processes listen where the others reach them; `tests/run/test_two_machines.py` tries it on two machines."""
 
 import os
 import socket

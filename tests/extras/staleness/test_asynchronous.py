@@ -22,7 +22,7 @@ from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.rollouts.in_turn import InTurn, RunRollouts
-from outdo.storage.state_file import pack, unpack
+from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import ScriptedEngine
 from outdo.types import FinishReason, Group, Prompt, Rollout, Sampled
 from outdo.utils.errors import EngineError, EngineLostError

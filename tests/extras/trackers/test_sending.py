@@ -17,7 +17,7 @@ from outdo.extras.record import parquet
 from outdo.extras.trackers import sending as module
 from outdo.extras.trackers.sending import sending
 from outdo.extras.trackers.steps import steps_of
-from outdo.storage.run_folder import RunFolder
+from outdo.run.folder.run_folder import RunFolder
 from outdo.utils.errors import RunFolderError
 
 FUNCTIONS = """

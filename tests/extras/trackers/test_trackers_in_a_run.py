@@ -11,8 +11,8 @@ from run_cases import Command, metrics, outdo_, timeless, together, wait_until, 
 
 from outdo.cli.train import run_train
 from outdo.extras.trackers.base import dashboard_names
-from outdo.trainer.display import Display
-from outdo.trainer.resume import resume
+from outdo.run.checkpoints.resume import resume
+from outdo.run.display import Display
 from outdo.utils.errors import UserError
 
 SIX = ("train", "recipe.toml", "run=./run", "steps=6", "checkpoint.every=3", "eval.every=3")

@@ -79,7 +79,7 @@ RULES: tuple[Rule, ...] = (
 def diagnose(metrics: Sequence[Metrics], *, recipe: Mapping[str, Any] | None = None) -> list[Finding]:
     """Return the findings of all rules: causes first, each with its symptoms (`causes_first`).
 
-    `metrics` are lines as in `metrics.jsonl`; `with_initial_evaluation` of `outdo.storage.run_files` adds the
+    `metrics` are lines as in `metrics.jsonl`; `with_initial_evaluation` of `outdo.run.folder.run_files` adds the
     evaluation before the first step.
     """
     lines = sorted((line for line in metrics if is_number(line.get("step"))), key=lambda line: line["step"])

@@ -16,8 +16,8 @@ from outdo.cli.output import metrics_of, print_text, print_warning
 from outdo.cli.packages import run_packages
 from outdo.extras.doctor import LEVELS, Finding, Level, diagnose
 from outdo.extras.doctor.resumes import changed_bits
-from outdo.storage import run_files
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder import run_files
+from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
 from outdo.utils.text import mark_invisible
 

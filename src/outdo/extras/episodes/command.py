@@ -11,9 +11,9 @@ from outdo.cli.dry_run import in_one_process
 from outdo.cli.recipe import probe_machine, recipe_of
 from outdo.config.environments import row_environments
 from outdo.models.token_text import TokenTexts
-from outdo.trainer.build import build_run
-from outdo.trainer.display import Display
-from outdo.trainer.preflight import check
+from outdo.run.build.build import build_run
+from outdo.run.check.preflight import check
+from outdo.run.display import Display
 from outdo.types import Rollout, Sampled
 from outdo.utils.errors import UserError
 from outdo.utils.text import excerpt, mark_invisible

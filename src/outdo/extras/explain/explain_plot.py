@@ -9,8 +9,8 @@ import torch
 
 from outdo.algorithms.objectives.base import Objective
 from outdo.extras.explain.explain import Explanation, Point, explain, table
-from outdo.observability.picture_file import save_picture
 from outdo.utils.errors import UserError
+from outdo.utils.picture_file import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,9 +27,10 @@ from outdo.extras.page.select import (
     spread_out,
 )
 from outdo.extras.record import parquet as files
-from outdo.storage import held_out_completions, run_files
-from outdo.storage.run_folder import is_alive
-from outdo.storage.run_state import run_state
+from outdo.run.checkpoints.run_state import run_state
+from outdo.run.evaluation import held_out_completions
+from outdo.run.folder import run_files
+from outdo.run.folder.run_folder import is_alive
 from outdo.utils.errors import RunFolderError
 from outdo.utils.extras import load_extra, missing_extra
 

@@ -17,9 +17,9 @@ from outdo.extras.page.runs import MOST_RUNS, collect_runs
 from outdo.extras.page.select import CheckpointComparison, select_rows
 from outdo.extras.page.terminal import QUANTITIES, show_group
 from outdo.extras.record import parquet
-from outdo.storage.atomic import write_text_atomically
-from outdo.storage.run_folder import is_alive
-from outdo.trainer.display import Display
+from outdo.run.display import Display
+from outdo.run.folder.run_folder import is_alive
+from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError, did_you_mean
 
 NAMED = 12

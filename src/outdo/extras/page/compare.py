@@ -17,7 +17,7 @@ from outdo.models.attention.choice import choose_forward
 from outdo.models.device import choose_device
 from outdo.models.loading import load_model
 from outdo.models.scorer import BatchSizes, Scorer
-from outdo.storage import checkpoint
+from outdo.run.checkpoints import checkpoint
 from outdo.types import Batch
 from outdo.utils.errors import CheckpointError
 

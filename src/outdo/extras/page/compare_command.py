@@ -13,8 +13,8 @@ from rich.table import Table
 from outdo.cli.arguments import AsJson, no_run
 from outdo.cli.output import print_line, print_warning
 from outdo.config.resume import flatten
-from outdo.storage import run_files
-from outdo.storage.run_folder import read_metrics
+from outdo.run.folder import run_files
+from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
 from outdo.utils.text import for_terminal
 

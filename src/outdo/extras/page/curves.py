@@ -7,8 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from outdo.extras.page import glossary
-from outdo.observability.picture_file import save_picture
 from outdo.utils.errors import UserError
+from outdo.utils.picture_file import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
-from outdo.storage.run_files import number_or_none
+from outdo.run.folder.run_files import number_or_none
 
 FLOATS: Mapping[str, str] = {
     "old": "old_logprobs",

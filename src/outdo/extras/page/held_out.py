@@ -14,8 +14,9 @@ from typing import Any
 
 from outdo.extras.page.encode import shortened
 from outdo.extras.page.select import spread_out
-from outdo.storage import held_out_completions, reads
-from outdo.storage.run_files import file_inside, number_or_none
+from outdo.run.evaluation import held_out_completions
+from outdo.run.folder import reads
+from outdo.run.folder.run_files import file_inside, number_or_none
 from outdo.utils.errors import RunFolderError
 from outdo.utils.outcome import mcnemar
 

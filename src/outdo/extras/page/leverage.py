@@ -15,7 +15,7 @@ import numpy
 from outdo.extras.page.encode import Array, lengths_of, shortened
 from outdo.extras.page.select import READ_ERRORS, spread_out
 from outdo.extras.record import parquet as files
-from outdo.storage.run_files import file_inside
+from outdo.run.folder.run_files import file_inside
 from outdo.utils.errors import RunFolderError
 
 BEFORE = 2

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outdo.extras.page.held_out import PairedEvaluations
-from outdo.storage import held_out_completions
+from outdo.run.evaluation import held_out_completions
 
 START = "start"
 """The name of the evaluation before the first step."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.extras.page.collect import DEFAULT_VIEW, PageData, View, collect_run, redacted
-from outdo.storage import run_files
+from outdo.run.folder import run_files
 
 MOST_RUNS = 10
 """The maximum number of runs on a page."""

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from outdo.extras.page.encode import FLOATS, TOP_COLUMNS, Array, Table, beginning, lengths_of, pack
 from outdo.extras.page.turns import turns_of
 from outdo.extras.record import parquet as files
-from outdo.storage.run_files import file_inside
+from outdo.run.folder.run_files import file_inside
 from outdo.utils.errors import RunFolderError
 
 STEP_TOKENS = 65_536

@@ -15,7 +15,7 @@ import numpy
 import pyarrow
 
 from outdo.extras.page.encode import Array, floats_of, lengths_of
-from outdo.storage.run_files import number_or_none
+from outdo.run.folder.run_files import number_or_none
 
 SUMS: Mapping[str, Mapping[str, int]] = {
     "push": {"policy_push": 1, "kl_pull": 1},

@@ -7,9 +7,9 @@ from pathlib import Path
 from outdo.config.recipe import Recipe
 from outdo.extras.page.collect import collect_run
 from outdo.extras.page.html import render_page
-from outdo.storage.atomic import write_text_atomically
-from outdo.trainer.display import Display
-from outdo.trainer.watchers import Watcher
+from outdo.run.display import Display
+from outdo.run.watchers import Watcher
+from outdo.utils.atomic import write_text_atomically
 from outdo.utils.world import World
 
 

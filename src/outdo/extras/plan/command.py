@@ -24,8 +24,8 @@ from outdo.extras.plan.shapes import shape_of
 from outdo.extras.plan.validation import errors, validate
 from outdo.extras.plan.workload import workload_of
 from outdo.models.inspect_folder import inspect_folder
-from outdo.trainer.estimate import Sample
-from outdo.trainer.preflight import sample_of
+from outdo.run.check.estimate import Sample
+from outdo.run.check.preflight import sample_of
 from outdo.utils.errors import ModelError, UserError
 
 NO_DATA = "no-data.jsonl"

@@ -7,7 +7,7 @@ from outdo.config.recipe import Recipe
 from outdo.extras.plan.hardware import Card
 from outdo.extras.plan.shapes import BFLOAT16, Shape
 from outdo.extras.plan.workload import Workload
-from outdo.trainer import cost, step_memory
+from outdo.run.check import cost, step_memory
 
 USABLE = 0.92
 """Share of a device's memory that a run can use: the rest is the driver's, and lost in pieces."""

@@ -14,8 +14,8 @@ from outdo.extras.plan.layout import ParallelLayout
 from outdo.extras.plan.shapes import BFLOAT16, Shape
 from outdo.extras.plan.timing import GRADIENT_BYTES, Fractions
 from outdo.extras.plan.workload import Workload
-from outdo.trainer import cost
-from outdo.trainer.reward_memory import RewardSize, reward_memory, with_rewards
+from outdo.run.check import cost
+from outdo.run.check.reward_memory import RewardSize, reward_memory, with_rewards
 
 IN_PLACE = ("replicas", "sharded")
 """The kinds of layouts in which the built-in engine samples from the trainer's weights."""

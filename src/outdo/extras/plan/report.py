@@ -13,7 +13,7 @@ from outdo.extras.plan.layout import ParallelLayout, StepTime
 from outdo.extras.plan.problem import IN_PLACE, Problem
 from outdo.extras.plan.search import Option, Plan, settings_of
 from outdo.extras.plan.validation import Result, accepted, errors
-from outdo.trainer import cost
+from outdo.run.check import cost
 
 QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
 

@@ -7,7 +7,7 @@ from outdo.config.recipe import Recipe
 from outdo.extras.plan.shapes import Shape, shape_of
 from outdo.extras.plan.workload import RewardWork
 from outdo.models.inspect_folder import REWARD_MODEL, ModelFacts, inspect_folder
-from outdo.trainer.reward_memory import RewardSize, reward_models, reward_size
+from outdo.run.check.reward_memory import RewardSize, reward_models, reward_size
 from outdo.utils.errors import ModelError, UserError
 
 

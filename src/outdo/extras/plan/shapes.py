@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
-from outdo.trainer.cost import share_in_layers
+from outdo.run.check.cost import share_in_layers
 from outdo.utils.errors import ModelError, UserError, did_you_mean
 
 TABLE = Path(__file__).with_name("shapes.toml")

@@ -6,9 +6,9 @@ from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
 from outdo.extras.plan.lengths import SPREAD, Lengths
 from outdo.models.inspect_folder import ModelFacts
-from outdo.trainer import cost
-from outdo.trainer.estimate import Sample, lengths_of, lengths_text
-from outdo.trainer.step_memory import DEFAULT_TOKENS
+from outdo.run.check import cost
+from outdo.run.check.estimate import Sample, lengths_of, lengths_text
+from outdo.run.check.step_memory import DEFAULT_TOKENS
 
 MEAN_SHARE = 0.4
 """The mean length as a share of the longest, where neither is known: of `data.max_prompt_tokens` and

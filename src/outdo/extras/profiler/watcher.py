@@ -9,11 +9,11 @@ from rich.table import Table
 from torch.profiler import profile, schedule
 
 from outdo.config.recipe import Recipe
-from outdo.storage.atomic import make_folder
-from outdo.storage.run_folder import read_metrics
-from outdo.trainer.display import Display
-from outdo.trainer.interrupt import Interrupted
-from outdo.trainer.watchers import Watcher
+from outdo.run.display import Display
+from outdo.run.folder.run_folder import read_metrics
+from outdo.run.interrupt import Interrupted
+from outdo.run.watchers import Watcher
+from outdo.utils.atomic import make_folder
 from outdo.utils.timing import BETWEEN, SPANS, span
 from outdo.utils.world import World
 

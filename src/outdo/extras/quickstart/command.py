@@ -37,13 +37,13 @@ from outdo.models.device import make_deterministic
 from outdo.models.gguf_folder import converted
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
-from outdo.storage import held_out_completions
-from outdo.storage.atomic import write_text_atomically
-from outdo.trainer.display import Display
-from outdo.trainer.engines import named_engine, open_engine
-from outdo.trainer.environment import open_environment
-from outdo.trainer.find_model import find_model
-from outdo.trainer.preflight import check
+from outdo.run.build.engines import named_engine, open_engine
+from outdo.run.build.environment import open_environment
+from outdo.run.check.preflight import check
+from outdo.run.display import Display
+from outdo.run.evaluation import held_out_completions
+from outdo.run.export.find_model import find_model
+from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra, missing_extra
 

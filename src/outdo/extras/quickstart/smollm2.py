@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from outdo.cli.output import program
-from outdo.storage.atomic import write_bytes_atomically
-from outdo.trainer.display import Display
+from outdo.run.display import Display
+from outdo.utils.atomic import write_bytes_atomically
 from outdo.utils.errors import ModelError
 from outdo.utils.user_cache import locked, user_cache
 

@@ -33,8 +33,8 @@ from outdo.extras.record.movement import movement_metrics
 from outdo.extras.record.table import TopTokens, record_table
 from outdo.extras.record.tokens import token_record
 from outdo.models.token_text import TokenTexts
-from outdo.observability.metrics import step_metrics
-from outdo.storage.run_folder import RunFolder
+from outdo.run.folder.run_folder import RunFolder
+from outdo.run.metrics.metrics import step_metrics
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, TokenScores, Update
 from outdo.utils.errors import UserError
 

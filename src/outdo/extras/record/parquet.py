@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from outdo.storage import atomic
-from outdo.storage.atomic import write_bytes_atomically
+from outdo.utils import atomic
+from outdo.utils.atomic import write_bytes_atomically
 from outdo.utils.errors import RunFolderError, did_you_mean
 
 FORMAT = 1

@@ -18,7 +18,7 @@ from outdo.extras.record.tokens import token_record
 from outdo.extras.record.transfer import Transfer
 from outdo.models.policy import Policy
 from outdo.models.token_text import TokenTexts
-from outdo.storage import reads
+from outdo.run.folder import reads
 from outdo.types import Batch, Group, Step
 from outdo.utils.rng import Stream, stream_key, uniforms
 

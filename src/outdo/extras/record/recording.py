@@ -19,10 +19,10 @@ from outdo.extras.record.starting_policy import starting_logprobs
 from outdo.models.bundle import Models
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
-from outdo.storage import reads
-from outdo.trainer.display import Display
-from outdo.trainer.environment import tools_of
-from outdo.trainer.watchers import Watcher
+from outdo.run.build.environment import tools_of
+from outdo.run.display import Display
+from outdo.run.folder import reads
+from outdo.run.watchers import Watcher
 from outdo.types import Group, Prompt, Step
 from outdo.utils.errors import ModelError, RunFolderError
 from outdo.utils.text import listed_steps

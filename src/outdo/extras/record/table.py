@@ -21,7 +21,7 @@ from torch import Tensor
 from outdo.extras.record.parquet import FORMAT, KEY
 from outdo.extras.record.tokens import CLIP, TokenRecord
 from outdo.models.token_text import TokenTexts
-from outdo.storage.provenance import version_of
+from outdo.run.folder.provenance import version_of
 from outdo.types import Group, Rollout, Step
 
 COLUMNS = (

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from outdo.storage.atomic import rename, sync
+from outdo.utils.atomic import rename, sync
 from outdo.utils.deadline import within
 from outdo.utils.errors import EngineError
 

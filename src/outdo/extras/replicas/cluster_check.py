@@ -14,8 +14,8 @@ import torch
 
 from outdo.extras.replicas.launch import LOOPBACK
 from outdo.extras.replicas.network import INTERFACE
-from outdo.storage.provenance import versions
-from outdo.trainer.hardware import device_memory
+from outdo.run.build.hardware import device_memory
+from outdo.run.folder.provenance import versions
 from outdo.utils.errors import UserError
 from outdo.utils.world import World
 

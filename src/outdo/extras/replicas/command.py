@@ -7,9 +7,9 @@ from rich.console import Console
 
 from outdo.config.recipe import Recipe
 from outdo.extras.replicas.launch import Restarts, end_with_launcher, launch
-from outdo.storage.checkpoint_names import saved_steps
-from outdo.trainer.display import Display
-from outdo.trainer.progress_bar import importing
+from outdo.run.checkpoints.names import saved_steps
+from outdo.run.display import Display
+from outdo.run.progress_bar import importing
 from outdo.utils.errors import UserError
 from outdo.utils.world import ALONE, World, started_replicas
 

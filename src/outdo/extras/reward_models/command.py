@@ -25,7 +25,7 @@ from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.schedules import constant
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, is_useful
-from outdo.trainer.display import Display
+from outdo.run.display import Display
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
 

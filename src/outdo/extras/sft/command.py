@@ -27,7 +27,7 @@ from outdo.models.inspect_folder import conversion_notes, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.schedules import constant
-from outdo.trainer.display import Display
+from outdo.run.display import Display
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
 

@@ -3,7 +3,7 @@
 Until the model is complete, the training has a folder of its own beside the new model folder `OUT`:
 
     OUT.unfinished/settings.json    the command and its settings
-    OUT.unfinished/checkpoints/     see `outdo.storage.checkpoint`
+    OUT.unfinished/checkpoints/     see `outdo.run.checkpoints.checkpoint`
     OUT.unfinished/lock             the process that trains here
 
 A checkpoint holds the model, the state of its optimiser, and the identity of the training: its settings, the versions,
@@ -20,15 +20,17 @@ import torch
 
 from outdo.config.resume import accepted_changes
 from outdo.models.device import choose_device, describe_hardware, make_deterministic
-from outdo.storage import atomic, checkpoint, free_space
-from outdo.storage.checkpoint import CheckpointInfo
-from outdo.storage.model_folder import save_model_folder
-from outdo.storage.provenance import versions
-from outdo.storage.run_folder import RunFolder, is_alive
-from outdo.storage.unfinished import SETTINGS, unfinished_folder
-from outdo.trainer.display import Display
-from outdo.trainer.interrupt import Interrupted, StopSignals, stop_requested
-from outdo.trainer.saving import SaveTimes, save_after_error
+from outdo.run.checkpoints import checkpoint
+from outdo.run.checkpoints.checkpoint import CheckpointInfo
+from outdo.run.checkpoints.saving import SaveTimes, save_after_error
+from outdo.run.display import Display
+from outdo.run.folder import free_space
+from outdo.run.folder.model_folder import save_model_folder
+from outdo.run.folder.provenance import versions
+from outdo.run.folder.run_folder import RunFolder, is_alive
+from outdo.run.folder.unfinished import SETTINGS, unfinished_folder
+from outdo.run.interrupt import Interrupted, StopSignals, stop_requested
+from outdo.utils import atomic
 from outdo.utils.errors import CheckpointError, UserError
 
 MAY_CHANGE = ("device", "checkpoint_every")

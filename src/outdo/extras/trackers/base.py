@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from outdo.storage.atomic import write_json_atomically
-from outdo.storage.run_state import RunState, run_state
+from outdo.run.checkpoints.run_state import RunState, run_state
+from outdo.utils.atomic import write_json_atomically
 from outdo.utils.secrets import redact
 
 FOLDER = "trackers"

@@ -13,8 +13,8 @@ from outdo.extras.trackers.base import id_file
 from outdo.extras.trackers.check import tracker_mistakes
 from outdo.extras.trackers.send import POLL
 from outdo.extras.trackers.sending import sending
-from outdo.storage.run_folder import is_alive
-from outdo.trainer.display import Display
+from outdo.run.display import Display
+from outdo.run.folder.run_folder import is_alive
 from outdo.utils.errors import UserError
 
 

@@ -19,7 +19,7 @@ from outdo.config.names import TRACKERS
 from outdo.config.recipe import Piece
 from outdo.extras.trackers.base import COMMON, FOLDER, file_stem
 from outdo.extras.trackers.steps import steps_of
-from outdo.storage import atomic
+from outdo.utils import atomic
 
 AT_ONCE = 2.0
 """Seconds of waiting that need no line for the user."""

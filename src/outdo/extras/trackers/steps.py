@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.extras.record import parquet
-from outdo.storage.run_files import is_step, table, with_initial_evaluation
+from outdo.run.folder.run_files import is_step, table, with_initial_evaluation
 
 Step = tuple[int, dict[str, float], list[dict[str, Any]]]
 """Its number, its metrics that are finite numbers, and rows of its table of completions."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from outdo.config.packages import missing_clients
 from outdo.config.recipe import Recipe
 from outdo.extras.trackers.sending import sending
-from outdo.storage.run_folder import read_metrics
-from outdo.storage.run_state import TAIL
-from outdo.trainer.display import Display
-from outdo.trainer.watchers import Watcher
+from outdo.run.checkpoints.run_state import TAIL
+from outdo.run.display import Display
+from outdo.run.folder.run_folder import read_metrics
+from outdo.run.watchers import Watcher
 from outdo.utils.errors import UserError
 from outdo.utils.world import World
 

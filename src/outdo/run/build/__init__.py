@@ -1,0 +1,1 @@
+"""Build the pieces of a run from its recipe, on the hardware that is there."""

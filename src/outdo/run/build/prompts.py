@@ -1,0 +1,44 @@
+"""The prompts of a run, from its questions: tokenised, and in batches."""
+
+from collections.abc import Sequence
+
+from outdo.config.recipe import Recipe
+from outdo.data.batches import in_batches
+from outdo.data.prompts import Prompts, tokenise
+from outdo.data.questions import Question
+from outdo.data.splits import Questions
+from outdo.data.streaming import Joined
+from outdo.models.policy import Policy
+from outdo.run.build.environment import tools_of
+from outdo.run.display import Display
+from outdo.types import Prompt
+
+
+def build_prompts(
+    recipe: Recipe, questions: Questions, policy: Policy, display: Display
+) -> tuple[Prompts[Prompt], Sequence[Prompt], list[str]]:
+    """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
+    data, notes, tools = recipe.data, [], tools_of(recipe.environment)
+    longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
+
+    def tokenised(kind: str, rows: Sequence[Question]) -> Sequence[Prompt]:
+        if isinstance(rows, Joined):
+            return Joined([tokenised(kind, part) for part in rows.parts])
+        prompts = tokenise(
+            rows,
+            policy.tokenizer,
+            track=lambda each: display.track(each, total=len(each), what=f"tokenising {kind} questions", stays=False),
+            max_tokens=longest,
+            template=data.prompt_template,
+            system=data.system,
+            overlong=data.overlong,
+            tools=tools,
+        )
+        if left_out := len(rows) - len(prompts):
+            notes.append(f"{left_out} of {len(rows)} {kind} questions are longer than {longest} tokens and left out")
+        return prompts
+
+    train = tokenised("training", questions.train)
+    held_out = tokenised("held-out", questions.evaluated(recipe.eval.rows))
+    how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
+    return in_batches(train, questions, **how), held_out, notes

@@ -1,0 +1,41 @@
+"""Build the engine of a run, and its rollouts: sampled in turn with training, or ahead of it."""
+
+from outdo.config.engines import goes_across_updates
+from outdo.config.names import ASYNCHRONOUS, PARTIAL_ROLLOUTS, POLICY_ON_FIRST_REPLICA
+from outdo.config.recipe import Recipe
+from outdo.data.prompts import Prompts
+from outdo.models.policy import Policy
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.capabilities import FirstReplica
+from outdo.rollouts.environments.base import GroupSampler
+from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
+from outdo.rollouts.in_turn import InTurn, RunRollouts
+from outdo.run.build.engines import open_engine
+from outdo.types import Prompt
+from outdo.utils.extras import load_extra
+from outdo.utils.world import World
+
+LAG = "train.max_staleness"
+
+
+def open_engine_of_run(recipe: Recipe, policy: Policy, world: World) -> tuple[Engine, FirstReplica | None]:
+    """Return the engine, and the policy as the first of several replicas samples ahead from it, if it does."""
+    first_replica: FirstReplica | None = None
+    if len(world) > 1 and recipe.train.max_staleness:
+        first_replica = load_extra(POLICY_ON_FIRST_REPLICA, LAG)(policy, world)
+    return open_engine(recipe.engine, policy, seed=recipe.seed, first_replica=first_replica, world=world), first_replica
+
+
+def open_rollouts(
+    recipe: Recipe,
+    sampler: GroupSampler | DynamicSampling,
+    prompts: Prompts[Prompt],
+    policy: Policy,
+    first_replica: FirstReplica | None,
+) -> RunRollouts:
+    """Return the rollouts of a run, which `sampler` samples: in turn with training, or ahead of it."""
+    lag = recipe.train.max_staleness
+    if not lag:
+        return InTurn(sampler, prompts, policy)
+    make = load_extra(PARTIAL_ROLLOUTS if goes_across_updates(recipe.engine) else ASYNCHRONOUS, LAG)
+    return make(sampler, prompts, policy, lag=lag, last=recipe.steps, first_replica=first_replica)

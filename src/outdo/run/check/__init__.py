@@ -1,0 +1,1 @@
+"""What is wrong with a recipe, and what it will need, before a model loads."""

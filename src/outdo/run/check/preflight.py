@@ -1,0 +1,276 @@
+"""`outdo check`: everything that can be known about a run before its model is loaded.
+
+`check` examines; `preflight_report.show` prints. Faults of the recipe itself are raised earlier, by `config.file.load`.
+An error is what stops a run. A warning is what lets it start, and most likely fail or learn nothing. A note is what the
+user may want to know.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outdo.config.attention import divided_heads
+from outdo.config.engines import is_remote, machine_mistakes, reward_place_mistakes
+from outdo.config.names import QUANTISED
+from outdo.config.options import describe_method
+from outdo.config.packages import missing_clients, package_faults
+from outdo.config.recipe import Recipe
+from outdo.config.rules import conflicts
+from outdo.data.questions import Question
+from outdo.data.splits import load_questions
+from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, conversion_notes, inspect_folder
+from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
+from outdo.rewards.right import UNDEFINED
+from outdo.run.check import cost
+from outdo.run.check.estimate import Machine, Sample, estimate
+from outdo.run.check.prompt_warnings import (
+    chat_option_faults,
+    longest_prompt,
+    overlong_prompts,
+    question_warnings,
+    template_warnings,
+)
+from outdo.run.check.reward_trials import RewardTrials, Trial, try_rewards
+from outdo.run.check.sequence_lengths import sampled_places
+from outdo.utils.errors import ModelError, UserError
+from outdo.utils.reward_names import REWARD_MODEL
+
+
+class Rendered(NamedTuple):
+    """A question as the model reads it."""
+
+    text: str
+    tokens: int = 0
+    unknown: int = 0  # how many of the tokens are the tokenizer's unknown token
+
+
+Render = Callable[[Question], Rendered]
+"""Tokenises a question."""
+
+Probe = Callable[[Recipe], Machine]
+"""Builds the pieces of a recipe and looks at the device, which needs torch."""
+
+PROMPTS_SHOWN = 2
+
+MOST_UNKNOWN = 0.1
+"""Share of unknown tokens in a prompt up to which there is no warning."""
+
+NEEDS_RIGHT = frozenset({"rejection", "pass_at_k"})
+"""Advantages that count right answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of `check`. The run can start if there are no errors."""
+
+    recipe: Recipe
+    errors: Sequence[str]
+    warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()  # options without effect, columns in use, and more
+    prompts: Sequence[str] = ()  # the first ones, rendered
+    trials: Sequence[Trial] = ()
+    arithmetic: cost.Arithmetic | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by purpose
+    alternatives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # the memory of full, LoRA and QLoRA
+    facts: ModelFacts | None = None  # of the recipe's model, if its folder is sound
+
+
+def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None = None, references: int = 0) -> Report:
+    """Check the data, the rewards and the model's folder, and compute what the run will cost.
+
+    `render` tokenises a question, which needs the tokenizer; without it, prompts are shown as they are in the data.
+    `probe` builds the pieces, which needs torch. The rewards are tried on the first `references` reference answers.
+    Errors are not raised: the report holds them.
+    """
+    errors, notes = conflicts(recipe)
+    method = [] if errors else describe_method(recipe)
+    questions = facts = None
+    warnings: list[str] = []
+    try:
+        questions = load_questions(recipe)
+        notes = [*questions.notes, *notes]
+        warnings += question_warnings(questions)
+    except UserError as error:
+        errors += error.problems
+    try:
+        facts = inspect_folder(recipe.model)
+        notes += _model_notes(recipe, facts)
+        warnings += [*_context(recipe, facts), *template_warnings(recipe, facts)]
+        errors += [*_frozen_weights(recipe, facts), *_weights_over_http(recipe, facts), *divided_heads(recipe, facts)]
+        errors += chat_option_faults(recipe, facts)
+    except ModelError as error:
+        errors += str(error).splitlines()
+    unfit, doubtful = package_faults(recipe, adapter=facts is not None and facts.adapter is not None)
+    errors += [*unfit, *_other_models(recipe), *machine_mistakes(recipe.engine), *missing_clients(recipe.track)]
+    errors += reward_place_mistakes(recipe)
+    train = questions.train if questions else ()
+    rewards = try_rewards(recipe, train, references=0 if errors else references)
+    errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
+    sample, prompts, unread = sample_of(recipe, facts, train, None if errors else render)  # it may load torch
+    refused, dropped = overlong_prompts(sample, recipe.data.overlong)
+    errors += [*unread, *refused]
+    machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
+    errors += machine.errors
+    found = estimate(recipe, facts, sample, machine)
+    return Report(
+        recipe=recipe,
+        errors=errors,
+        warnings=[
+            *machine.warnings,
+            *warnings,
+            *dropped,
+            *found.warnings,
+            *doubtful,
+            *_repetition(recipe, train),
+            *_unknown_tokens(prompts),
+            *rewards.warnings,
+        ],
+        notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes, *found.notes],
+        prompts=[prompt.text for prompt in [*prompts.values()][:PROMPTS_SHOWN]],
+        trials=rewards.trials,
+        arithmetic=cost.arithmetic(recipe, len(train), found.lengths.longest) if train else None,
+        memory=found.memory,
+        alternatives=found.alternatives,
+        facts=facts,
+    )
+
+
+def _other_models(recipe: Recipe) -> Iterator[str]:
+    """Yield the faults in the folders of all models except the policy."""
+    reward_models = [reward.options.get("path") for reward in recipe.rewards if reward.name == REWARD_MODEL]
+    named = [("reference.model", recipe.reference.model, LANGUAGE_MODEL)]
+    named += [("train.critic.path", recipe.critic.options.get("path") if recipe.critic else None, LANGUAGE_MODEL)]
+    named += [("rewards.reward_model.path", path, CLASSIFIER) for path in reward_models]
+    for key, path, kind in named:
+        if isinstance(path, str):
+            try:
+                other = inspect_folder(path, kind)
+                if kind is LANGUAGE_MODEL:
+                    yield from (f"{key}: {line}" for line in divided_heads(recipe, other))
+            except ModelError as error:
+                yield from (f"{key}: {line}" for line in str(error).splitlines())
+
+
+def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
+    """Return the faults of the data, the model and the rewards of a recipe with wrong settings, named in `broken`."""
+    errors: list[str] = []
+    tables = {key.partition(".")[0] for key in broken}
+    if "data" not in tables:
+        try:
+            load_questions(recipe)
+        except UserError as error:
+            errors += error.problems
+    if "model" not in tables:
+        try:
+            inspect_folder(recipe.model)
+        except ModelError as error:
+            errors += str(error).splitlines()
+    if not tables & {"rewards", "reward_limits", "reference", "train"}:
+        errors += _other_models(recipe)
+    if not tables & {"rewards", "reward_limits"}:
+        errors += try_rewards(recipe, ()).errors
+    return errors
+
+
+# ----------------------------------------------------------------------------------------------------------- checking
+
+
+def sample_of(
+    recipe: Recipe, facts: ModelFacts | None, questions: Sequence[Question], render: Render | None
+) -> tuple[Sample, dict[str, Rendered], list[str]]:
+    """Return the lengths of a sample of prompts, these prompts by id, and what tokenizer or chat template refuse.
+
+    Without `render` the lengths are not known, and only the first prompts are returned.
+    """
+    places = sampled_places(len(questions), first=PROMPTS_SHOWN)
+    rendered: dict[str, Rendered] = {}
+    refused: list[str] = []
+    for question in (questions[place] for place in (places if render else places[:PROMPTS_SHOWN])):
+        try:
+            rendered[question.id] = render(question) if render else Rendered(_plain_prompt(question))
+        except (UserError, ModelError) as error:
+            refused += str(error).splitlines()
+            break  # the next question has the same fault
+    tokens = {each: prompt.tokens for each, prompt in rendered.items() if prompt.tokens}
+    return Sample(tokens=tokens, of=len(questions), longest=longest_prompt(recipe, facts)), rendered, refused
+
+
+def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
+    affected = {each: prompt for each, prompt in prompts.items() if prompt.unknown > MOST_UNKNOWN * prompt.tokens}
+    if affected:
+        question, prompt = next(iter(affected.items()))
+        yield (
+            f"data.path: {len(affected)} of {len(prompts)} prompts have characters that the tokenizer does not know: "
+            f"{prompt.unknown} of the {prompt.tokens} tokens of question {question} are its unknown token"
+        )
+
+
+def _plain_prompt(question: Question) -> str:
+    if isinstance(question.text, str):
+        return question.text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in question.text)
+
+
+def _advantage_without_right(recipe: Recipe, rewards: RewardTrials) -> Iterator[str]:
+    name, options = recipe.advantage.name, recipe.advantage.options
+    if name in NEEDS_RIGHT and "threshold" not in options:
+        undefined = (note for note in rewards.notes if note.startswith(UNDEFINED))
+        yield from (
+            f"train.advantage = {name}: needs to know which answers are right, and {note}" for note in undefined
+        )
+
+
+def _frozen_weights(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    if recipe.weights in ("bfloat16", *QUANTISED) and not (recipe.train.adapter or facts.adapter):
+        yield (
+            f'weights = "{recipe.weights}": the weights are trained, in float32; only those of a model that an adapter '
+            "freezes (train.adapter) can be stored in fewer bytes"
+        )
+    if facts.adapter and recipe.train.adapter:
+        yield (
+            f"train.adapter: {recipe.model} is an adapter, which is trained further without this setting; for another "
+            "one beside it, merge it first: `outdo export --merge`"
+        )
+
+
+def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    if "url" in recipe.engine.options and not (recipe.train.adapter or facts.adapter):
+        yield (
+            "engine.url: a server cannot be sent the weights of a whole model; train an adapter (train.adapter), or "
+            "let outdo start vLLM itself (engine.python)"
+        )
+
+
+def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    if is_remote(recipe.engine):
+        yield f"engine: {recipe.engine.name} has memory of its own, which the estimate leaves out"
+    if recipe.cluster.world_size > 1:
+        yield f"memory: that of each of the {recipe.cluster.world_size} replicas"
+    yield from conversion_notes(facts)
+    if facts.folder is None and not facts.dequantised:
+        yield f"model {facts.name}: not on this machine yet; it is downloaded when the run starts"
+    if facts.adapter:
+        yield f"model {facts.adapter}: an adapter of {facts.name}; only the adapter is trained"
+    elif facts.dtype not in (None, "float32") and not recipe.train.adapter:
+        yield f"model {facts.name}: its weights are {facts.dtype}; they are trained, and saved, in float32"
+
+
+def _placed_rewards(recipe: Recipe) -> Iterator[str]:
+    for reward in recipe.rewards:
+        if reward.place:
+            yield f"rewards: {reward.name} was tried on this machine; the run scores with it where Ray finds room"
+
+
+def _context(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    longest, context = cost.longest_sequence(recipe), facts.max_positions
+    if context is not None and longest > context:
+        yield (
+            f"data.max_prompt_tokens + sampling.max_tokens = {longest} is more than the model's context of {context}: "
+            f"prompts of more than {context - 1} tokens are left out, and an answer ends at the end of the context"
+        )
+
+
+def _repetition(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
+    if questions and recipe.train.prompts > len(questions):
+        few = f"only {len(questions)} questions"
+        yield f"train.prompts = {recipe.train.prompts}: there are {few}, so that each step repeats some"

@@ -1,0 +1,111 @@
+"""What `outdo check` warns of in questions and prompts: repetitions, leaks, and chat templates that do not fit."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from outdo.config.recipe import Recipe
+from outdo.data.files import shorten
+from outdo.data.splits import Questions, normalise, overlap
+from outdo.data.streaming import hash_of, repeated
+from outdo.models.inspect_folder import ModelFacts
+from outdo.run.check.estimate import Sample
+
+
+def question_warnings(questions: Questions) -> Iterator[str]:
+    """Yield a sentence if questions occur several times, and if held-out questions are also trained on."""
+    train = questions.train
+    hashes = numpy.fromiter((hash_of(normalise(each.text)) for each in train), dtype=numpy.uint64, count=len(train))
+    again, first = repeated(hashes)
+    if len(again):
+        example = f"question {train[int(again[0])].id} is question {train[int(first[0])].id}"
+        yield f"data.path: {len(again):,} of {len(train):,} questions repeat another one: {example}"
+    if common := overlap(questions.train, questions.held_out):
+        yield f"{common} of {len(questions.held_out)} held-out questions are also trained on"
+
+
+def longest_prompt(recipe: Recipe, facts: ModelFacts | None) -> int:
+    """Return the tokens of the longest prompt that a run trains on: the answer needs room in the model's context."""
+    context = facts.max_positions if facts else None
+    asked = recipe.data.max_prompt_tokens
+    return asked if context is None else min(asked, context - 1)
+
+
+def overlong_prompts(sample: Sample, overlong: str) -> tuple[list[str], list[str]]:
+    """Return errors if prompts of a sample are refused or none is left, and a warning if some are left out."""
+    worst = sorted(sample.too_long, key=lambda each: -sample.too_long[each])
+    allowed = f"more than the {sample.longest:,} allowed"
+    each = [f"question {name}: its prompt has {sample.too_long[name]:,} tokens, {allowed}" for name in worst]
+    if overlong == "refuse" or (sample.is_whole and not sample.kept):
+        return shorten(each, "questions"), []
+    of = f"{len(worst):,} of {len(sample.tokens):,} prompts looked at are too long (data.max_prompt_tokens)"
+    return [], [f"{line}, and is left out; {of}" for line in each[:1]]
+
+
+def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence if the model's chat template is not used, if it does not know an option of the recipe, or if the
+    model seems not to be trained with it.
+
+    An answer ends with an end-of-sequence token. If the chat template never writes it, the model has probably not been
+    trained on this template, and does not end its turns.
+    """
+    template, end = _chat_template(facts.folder), _end_token(facts.folder)
+    if template is None:
+        return
+    for name in unknown_options(template, recipe.data.chat_options):
+        yield f"data.template.{name}: the model's chat template does not know this option"
+    if recipe.data.prompt_template is not None:
+        yield "data.template: replaces the model's own chat template; leave it out for a model that was trained to chat"
+        return
+    stops = recipe.sampling.stop or _several_ends(facts.folder)
+    if end is not None and end not in template and "eos_token" not in template and not stops:
+        yield (
+            f"model: its chat template never writes its end-of-sequence token {end}, as in base models that were not "
+            "trained to chat: set data.template, or sampling.stop if the template ends turns in another way"
+        )
+
+
+def unknown_options(template: str, options: Iterable[str]) -> list[str]:
+    """Return the options that a chat template does not mention."""
+    return [name for name in options if not re.search(rf"\b{name}\b", template)]
+
+
+def chat_option_faults(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence if the recipe has options for a chat template, and the model has none."""
+    if recipe.data.chat_options and facts.folder is not None and _chat_template(facts.folder) is None:
+        yield "data.template: the model has no chat template, so that it has no options; for text write a string"
+
+
+def _chat_template(folder: Path | None) -> str | None:
+    """Return the chat template in a model folder, or all of them if there are several."""
+    if folder is None:
+        return None
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    template = _table(folder / "tokenizer_config.json").get("chat_template")
+    return template if template is None or isinstance(template, str) else json.dumps(template)
+
+
+def _end_token(folder: Path | None) -> str | None:
+    token = _table(folder / "tokenizer_config.json").get("eos_token") if folder else None
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _several_ends(folder: Path | None) -> bool:
+    """Return whether the model ends answers with one of several tokens, of which the tokenizer names only one."""
+    ends = _table(folder / "generation_config.json").get("eos_token_id") if folder else None
+    return isinstance(ends, list) and len(ends) > 1
+
+
+def _table(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; empty if it is missing or no table, which is reported where it matters."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

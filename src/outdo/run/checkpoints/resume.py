@@ -1,0 +1,123 @@
+"""`outdo resume`: continue a run from its latest complete checkpoint, as the run that it was."""
+
+import tomllib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from outdo.config.file import dump, load_saved, overrides_between
+from outdo.config.paths import code_of, with_absolute_paths
+from outdo.config.recipe import Recipe
+from outdo.config.resume import accepted_changes
+from outdo.data.splits import Questions, load_questions
+from outdo.run.build.build import Run, build_run, identity_of
+from outdo.run.checkpoints import checkpoint
+from outdo.run.checkpoints.state import Progress, restore
+from outdo.run.display import Display
+from outdo.run.evaluation import held_out_completions
+from outdo.run.folder.provenance import saved_revisions
+from outdo.run.folder.run_folder import RunFolder
+from outdo.run.training import own_folder, run_to_end
+from outdo.run.watchers import open_watchers
+from outdo.utils.errors import CheckpointError, UserError
+from outdo.utils.text import listed_steps
+from outdo.utils.world import ALONE, World
+
+
+def resume(
+    folder: Path,
+    overrides: list[str],
+    display: Display,
+    *,
+    changed: bool = False,
+    profile: bool = False,
+    world: World = ALONE,
+) -> int:
+    """Continue a run from its latest complete checkpoint, or from the start if it has none; return the exit status.
+
+    Settings, data or code that differ from those of the checkpoint are shown. If they would make it another run, they
+    are refused, unless `changed`: then the history of the run folder lists them. All processes of a `world` have to
+    call it.
+    """
+    if not (folder / "recipe.toml").is_file():
+        raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
+    recipe = load_saved(folder, overrides)
+    with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
+        newest, state, questions, changes = _found(recipe, folder, run_folder, display, changed=changed)
+        watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
+        run = build_run(
+            recipe,
+            model=newest.path if newest else None,
+            questions=questions,
+            folder=own,
+            display=display,
+            watchers=watchers,
+            world=world,
+        )
+        progress = _restored(run, state, newest.path) if newest else Progress()
+        display.say(f"resumed after step {progress.step} of {recipe.steps}")
+        for line in _rewind(run_folder, run, progress):
+            display.say(line)
+        return run_to_end(run_folder, run, progress, display, until, changes=changes)
+
+
+def holds_run(folder: Path, world: World) -> bool:
+    """Return whether a run was begun in `folder`. Replicas go by what the first one finds."""
+    return world.from_first((folder / "recipe.toml").is_file)
+
+
+def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, world: World) -> int:
+    """Continue the run in `folder` with the settings of `recipe`, as `resume` does; return the exit status.
+
+    What the recipe leaves to outdo stays as it was chosen when the run was begun.
+    """
+    saved = load_saved(folder)
+    return resume(folder, overrides_between(saved, with_absolute_paths(recipe)), display, profile=profile, world=world)
+
+
+def _found(
+    recipe: Recipe, folder: Path, run_folder: RunFolder, display: Display, *, changed: bool
+) -> tuple[checkpoint.CheckpointInfo | None, Mapping[str, Any], Questions, list[str]]:
+    """Return the newest checkpoint with its state, the data, and what differs from the run that was saved.
+
+    All that the user should know before the run continues is printed.
+    """
+    newest = checkpoint.latest(folder / "checkpoints")
+    state = checkpoint.load_state(newest.path) if newest else {}
+    questions = load_questions(recipe, saved_revisions(folder))
+    saved = state.get("identity") or {"recipe": dump(load_saved(folder))}
+    now = identity_of(recipe, questions)
+    changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)
+    notices = [run_folder.notice] if run_folder.notice else []
+    if code := code_of(recipe):
+        notices.append(f"runs code that the recipe names: {', '.join(code)}")
+    for line in [*notices, *changes]:
+        display.say(line)
+    for fault in newest.broken if newest else ():
+        display.say(f"not used: {fault}")
+    return newest, state, questions, changes
+
+
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity with its recipe, which is TOML, as `settings`."""
+    settings = tomllib.loads(identity["recipe"])
+    if settings.get("workers") == 1:  # as earlier versions write; it is one process, as now
+        del settings["workers"]
+    return {**identity, "settings": settings}
+
+
+def _restored(run: Run, state: Mapping[str, Any], path: Path) -> Progress:
+    try:
+        return restore(run, state)
+    except (KeyError, ValueError, RuntimeError) as error:
+        run.close()
+        raise CheckpointError(f"{path}: its state does not fit the recipe: {error}") from error
+
+
+def _rewind(folder: RunFolder, run: Run, progress: Progress) -> list[str]:
+    """Remove what was written after the step of the checkpoint; return a line for what is missing before it."""
+    missing = folder.rewind(progress.step)
+    held_out_completions.drop_after(folder.path, progress.step)
+    lines = [f"{folder.metrics}: the metrics of {listed_steps(missing)} are missing"] if missing else []
+    return lines + [line for each in run.watchers for line in each.rewind(progress.step, progress.records)]

@@ -1,0 +1,259 @@
+"""Evaluate a policy on questions, with confidence intervals."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from outdo.rollouts.engines.base import Engine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.base import Environment
+from outdo.run.evaluation.held_out_completions import HeldOutCompletion
+from outdo.types import FinishReason, Group, Prompt, Rollout
+from outdo.utils.outcome import mcnemar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The answers to n questions, k each, and their statistics. Shares are between 0 and 1.
+
+    What a right answer is, `outdo.rewards.right` says. Where that is not defined, only the rewards count.
+    """
+
+    groups: Sequence[Group]
+    k: int
+    majority: Sequence[Rollout] = ()  # an answer with the most votes to each question, where votes were counted
+
+    @property
+    def has_verdicts(self) -> bool:
+        """Whether it is defined which answers are right: at least one answer got a verdict."""
+        return any(rollout.right is not None for group in self.groups for rollout in group.rollouts)
+
+    @property
+    def right(self) -> list[int]:
+        """The number of right answers among the k to each question. An answer without a verdict is not right. [n]"""
+        return [sum(rollout.right is True for rollout in group.rollouts) for group in self.groups]
+
+    @property
+    def accuracy(self) -> float:
+        """pass@1: the share of all answers that are right."""
+        return sum(self.right) / (self.k * len(self.groups))
+
+    @property
+    def question_rewards(self) -> list[float]:
+        """The mean reward of the scored answers to each question; questions without one are left out."""
+        scored = [[each.reward for each in group.rollouts if each.scored] for group in self.groups]
+        return [math.fsum(rewards) / len(rewards) for rewards in scored if rewards]
+
+    @property
+    def reward_parts(self) -> dict[str, float]:
+        """The mean of each reward before its weight, over the answers that it gave a value."""
+        values: defaultdict[str, list[float]] = defaultdict(list)
+        for group in self.groups:
+            for name, value in ((name, v) for rollout in group.rollouts for name, v in rollout.reward_parts.items()):
+                values[name] += [] if value is None else [value]
+        return {name: math.fsum(each) / len(each) for name, each in values.items() if each}
+
+    def metrics(self, kind: str) -> dict[str, float]:
+        """Return the numbers of an evaluation of a kind (`outdo.utils.outcome.EVALUATIONS`), as a run keeps them.
+
+        `greedy` is the share of right answers where that is defined, `greedy_reward` the mean reward, both with the
+        ends of their 95 % confidence intervals; `greedy_rewards/NAME/mean` is each part, if there are several.
+        """
+        numbers: dict[str, float] = {}
+        if self.has_verdicts:
+            low, high = self.ci95
+            numbers |= {kind: self.accuracy, f"{kind}_low": low, f"{kind}_high": high}
+        if rewards := self.question_rewards:
+            low, high = mean_interval(rewards)
+            mean = math.fsum(rewards) / len(rewards)
+            numbers |= {f"{kind}_reward": mean, f"{kind}_reward_low": low, f"{kind}_reward_high": high}
+        parts = self.reward_parts
+        if len(parts) > 1:
+            numbers |= {f"{kind}_rewards/{name}/mean": value for name, value in parts.items()}
+        return numbers
+
+    def completions(self, kind: str) -> Iterator[HeldOutCompletion]:
+        """Yield every answer as `outdo.run.evaluation.held_out_completions` writes it."""
+        for group in self.groups:
+            for sample, rollout in enumerate(group.rollouts):
+                yield {
+                    "kind": kind,
+                    "id": group.prompt.id,
+                    "sample": sample,
+                    "prompt": group.prompt.text,
+                    "answer": group.prompt.answer,
+                    "completion": rollout.text,
+                    "right": rollout.right,
+                    "reward": rollout.reward if rollout.scored else None,
+                    "parts": dict(rollout.reward_parts),
+                    "status": rollout.status,
+                    "finish_reason": str(rollout.finish_reason),
+                    "tokens": len(rollout.token_ids),
+                }
+
+    def pass_at(self, k: int) -> float:
+        """Return pass@k: the chance that at least one of k answers is right, averaged over the questions."""
+        return sum(pass_at_k(self.k, count, k) for count in self.right) / len(self.groups)
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """The 95 % confidence interval of `accuracy`; the questions are the sample."""
+        return interval([count / self.k for count in self.right])
+
+    def summary(self) -> dict[str, float | int | list[float]]:
+        """Return the numbers that `outdo eval --json` prints."""
+        rollouts = [rollout for group in self.groups for rollout in group.rollouts]
+        cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
+        failed = sum(not rollout.scored for rollout in rollouts)
+        several = sorted({2**power for power in range(1, self.k.bit_length())} | {self.k} - {1})
+        return {
+            **(self._shares_right(several) if self.has_verdicts else {}),
+            **self._reward_summary(),
+            "mean_length": sum(len(rollout.token_ids) for rollout in rollouts) / len(rollouts),
+            "truncated": cut / len(rollouts),
+            "unscored": failed,
+            "n": len(self.groups),
+            "k": self.k,
+        }
+
+    def _shares_right(self, several: Sequence[int]) -> dict[str, float | list[float]]:
+        return {
+            "pass@1": self.accuracy,
+            "ci95": list(self.ci95),
+            **{f"pass@{k}": self.pass_at(k) for k in several},
+            **self._majority_summary(),
+        }
+
+    def _reward_summary(self) -> dict[str, float | list[float]]:
+        rewards, parts = self.question_rewards, self.reward_parts
+        if not rewards:
+            return {}
+        summary = {"reward": math.fsum(rewards) / len(rewards), "reward_ci95": list(mean_interval(rewards))}
+        return summary | ({f"rewards/{name}/mean": value for name, value in parts.items()} if len(parts) > 1 else {})
+
+    def _majority_summary(self) -> dict[str, float]:
+        if not self.majority:
+            return {}
+        return {f"maj@{self.k}": sum(rollout.right is True for rollout in self.majority) / len(self.majority)}
+
+
+Vote = Callable[[Sequence[Sequence[str]]], Sequence[int]]
+"""Returns for each group of completions the index of one with the most common answer."""
+
+
+def evaluate(
+    engine: Engine,
+    environment: Environment,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    *,
+    k: int = 1,
+    step: int = 0,
+    purpose: str = "eval",
+    vote: Vote | None = None,
+) -> Evaluation:
+    """Sample k answers to every question and score them. At temperature 0 they would be equal, so k is 1.
+
+    `vote` counts the votes of maj@k, as `outdo.rewards.matchers.majorities` does.
+    """
+    k = 1 if sampling.temperature == 0 else k
+    groups = environment.rollouts(engine, prompts, k, sampling, step=step, purpose=purpose)
+    if vote is None:
+        return Evaluation(groups=groups, k=k)
+    elected = vote([[rollout.text for rollout in group.rollouts] for group in groups])
+    majority = [group.rollouts[index] for group, index in zip(groups, elected, strict=True)]
+    return Evaluation(groups=groups, k=k, majority=majority)
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Compute the chance that one of k answers, drawn from n without replacement, is right: 1 - C(n - c, k) / C(n, k).
+
+    Unbiased; Chen et al. 2021 (arXiv 2107.03374) equation 1.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} answers per question, not {n}")
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def interval(shares: Sequence[float]) -> tuple[float, float]:
+    """Compute the 95 % confidence interval of the mean of n shares in [0, 1], one per question.
+
+    It is Wilson's interval, where n is the number of questions times the ratio of a coin's variance to that of the
+    shares: questions are independent of each other, the answers to one question are not. With one answer per question
+    this is Wilson's interval itself.
+    """
+    n, mean = len(shares), math.fsum(shares) / len(shares)
+    coin = mean * (1 - mean)
+    variance = math.fsum((share - mean) ** 2 for share in shares) / n
+    n = n * coin / variance if variance > 0 and coin > 0 else n
+    z = 1.959964
+    centre, spread = mean + z * z / (2 * n), z * math.sqrt(coin / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Compute the 95 % confidence interval of a mean of n independent values: mean ± 1.96 · σ / √n, σ with n - 1.
+
+    It is approximate for few values, and without width for a single one.
+    """
+    n, mean = len(values), math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / max(1, n - 1)
+    half = 1.959964 * math.sqrt(variance / n)
+    return mean - half, mean + half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedComparison:
+    """How the answers of a second model differ from those of a first one to the same questions."""
+
+    by: Literal["right", "reward"]  # what was compared: the share of right answers, or else the mean reward
+    difference: float  # second minus first, averaged over the questions
+    ci95: tuple[float, float]  # of the difference; the questions are the sample
+    better: int  # questions whose first answer is better by the second model; with verdicts: right instead of wrong
+    worse: int
+    p: float  # of McNemar's exact test of these counts; of rewards it is the exact sign test
+
+    def __str__(self) -> str:
+        style, test = ("+.1%", "McNemar's exact test") if self.by == "right" else ("+.3f", "exact sign test")
+        ends = " to ".join(f"{end:{style}}" for end in self.ci95)
+        changed = f"{self.better} questions better, {self.worse} worse, {test} p = {self.p:.2g}"
+        return f"difference ({self.by}): {self.difference:{style}} (95 % interval {ends}); {changed}"
+
+
+def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison:
+    """Compare two evaluations on the same questions, in the same order.
+
+    Pairs remove the spread between easy and hard questions: the interval is that of the mean of the differences. The
+    test needs one answer for each question, and takes the first. Questions without a reward are left out.
+    """
+    by: Literal["right", "reward"] = "right" if first.has_verdicts and second.has_verdicts else "reward"
+    pairs = [
+        pair
+        for groups in zip(first.groups, second.groups, strict=True)
+        if all(pair := [_values(group, by) for group in groups])
+    ]
+    differences = [_mean(after) - _mean(before) for before, after in pairs]
+    better = sum(after[0] > before[0] for before, after in pairs)
+    worse = sum(after[0] < before[0] for before, after in pairs)
+    return PairedComparison(
+        by=by,
+        difference=_mean(differences),
+        ci95=mean_interval(differences),
+        better=better,
+        worse=worse,
+        p=mcnemar(better, worse),
+    )
+
+
+def _values(group: Group, by: Literal["right", "reward"]) -> list[float]:
+    """Return the verdicts on the answers of a group as 1 and 0, or the rewards of those that are scored."""
+    if by == "right":
+        return [float(rollout.right is True) for rollout in group.rollouts]
+    return [rollout.reward for rollout in group.rollouts if rollout.scored]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,52 @@
+"""Find the model that a command names: a model folder, a hub name, or a run, whose newest checkpoint it is."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outdo.config.file import load_saved
+from outdo.config.recipe import Recipe
+from outdo.run.checkpoints import checkpoint
+from outdo.utils.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRef:
+    """A model, and the run that it comes from, if any."""
+
+    model: str  # the argument of `Policy.load`
+    name: str  # for messages
+    recipe: Recipe | None = None
+    run: Path | None = None
+    step: int | None = None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run's `summary.json`; empty if there is none."""
+        path = self.run / "summary.json" if self.run else None
+        return json.loads(path.read_text()) if path and path.is_file() else {}
+
+
+def find_model(name: str, *, best: bool = False) -> ModelRef:
+    """Return the model that `name` refers to. Of a run it is the latest complete checkpoint, or the `best` one.
+
+    Raises `UserError` if a run has no checkpoint, or no best one.
+    """
+    run = Path(name)
+    if not (run / "recipe.toml").is_file():
+        return ModelRef(model=name, name=name)
+    recipe = load_saved(run)
+    newest = checkpoint.latest(run / "checkpoints")
+    if newest is None:
+        raise UserError([f"{run}: no checkpoint has been written yet; `outdo resume {run}` continues the run"])
+    path, step = newest.path, newest.step
+    if best:
+        summary = ModelRef(model=str(path), name=name, run=run).summary.get("best") or {}
+        if "step" not in summary:
+            raise UserError([f"{run}: no best checkpoint is known; a run with held-out questions has one when it ends"])
+        step = int(summary["step"])
+        path = run / "checkpoints" / f"step_{step:06d}"
+        if faults := checkpoint.verify(path):
+            raise UserError(faults)
+    return ModelRef(model=str(path), name=f"{name} after step {step}", recipe=recipe, run=run, step=step)

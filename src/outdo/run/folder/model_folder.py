@@ -1,0 +1,58 @@
+"""Write a new model folder: whole, or not at all."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from outdo.utils import atomic
+from outdo.utils.errors import RunFolderError
+
+INDEX = "model.safetensors.index.json"
+
+
+def write_index(folder: Path) -> None:
+    """Write the index of a model whose weights are in several files, `model-00001-of-00002.safetensors` and so on.
+
+    A folder without such files, as that of an adapter, gets none.
+    """
+    weight_map: dict[str, str] = {}
+    size = 0
+    for path in sorted(folder.glob("model-*-of-*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                weight_map[name] = path.name
+                size += file.get_tensor(name).nbytes
+    if not weight_map:
+        return
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    atomic.write_file(folder / INDEX, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
+
+
+def save_model_folder(folder: Path, write_model: Callable[[Path], None]) -> None:
+    """Make `folder`, which is missing or empty, from what `write_model(path)` writes into a folder beside it.
+
+    The folder beside it, `.NAME.unfinished`, is renamed when everything in it is on disk, so that a process that is
+    killed while it writes leaves no folder that looks like a model. Raises `RunFolderError` if that fails. A model that
+    is written but cannot be renamed stays beside `folder`, and the error names it.
+    """
+    target = folder.resolve()
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    try:
+        if unfinished.exists():  # of a process that was killed
+            atomic.remove_tree(unfinished)
+        atomic.make_folder(unfinished)
+        write_model(unfinished)
+        for path in (*unfinished.rglob("*"), unfinished):
+            atomic.sync(path)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            atomic.remove_tree(unfinished)
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunFolderError(f"{folder}: cannot be written: {reason}") from error
+    try:
+        atomic.rename(unfinished, target)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be written: {error.strerror}; the model is in {unfinished}") from error

@@ -1,0 +1,49 @@
+"""Answers to different questions are compared with each other: numbers computed by hand."""
+
+import pytest
+
+from outdo.run.metrics.across_questions import across_question_metrics
+from outdo.types import FinishReason, Group, Prompt, Rollout
+
+
+def metrics(*groups: list[str]) -> dict[str, float]:
+    def rollout(text: str) -> Rollout:
+        return Rollout(
+            token_ids=(1,),
+            loss_mask=(True,),
+            logprobs=(0.0,),
+            text=text,
+            reward=0.0,
+            finish_reason=FinishReason.stop,
+            policy_version=0,
+        )
+
+    prompts = [Prompt(id=str(number), text="", token_ids=(1,)) for number in range(len(groups))]
+    return across_question_metrics(
+        [Group(prompt=p, rollouts=tuple(map(rollout, g))) for p, g in zip(prompts, groups, strict=True)]
+    )
+
+
+def test_answers_are_compared_with_those_to_other_questions_only() -> None:
+    found = metrics(["Never.", "never.", "A bridge."], ["Never.", "The sea is never calm.", "The sea is wide."])
+    assert found["completions/identical_across_ratio"] == 3 / 6  # "Never." twice in one group and once in the other
+    assert found["completions/same_beginning_ratio"] == 3 / 6
+    assert metrics(["yes", "yes"], ["no", "no"])["completions/identical_across_ratio"] == 0
+
+
+def test_a_beginning_has_three_words() -> None:
+    found = metrics(["The bridge is old."], ["The bridge is new.", "The bridge was new."])
+    assert found["completions/same_beginning_ratio"] == pytest.approx(2 / 3)
+    assert found["completions/identical_across_ratio"] == 0
+
+
+def test_repeated_pairs_of_words_are_counted() -> None:
+    assert metrics(["during during during during during"])["completions/repeated_ratio"] == 3 / 4
+    assert metrics(["one two three four"])["completions/repeated_ratio"] == 0
+    assert metrics(["one", ""])["completions/repeated_ratio"] == 0
+    assert metrics(["a b a b", "a b c"])["completions/repeated_ratio"] == pytest.approx((1 / 3 + 0) / 2)
+
+
+def test_a_single_question_has_no_others() -> None:
+    assert metrics(["a", "a"]).keys() == {"completions/repeated_ratio"}
+    assert metrics() == {} == metrics([])

@@ -1,0 +1,86 @@
+"""The metrics of a step: right where there are verdicts, and signal as the spread of the rewards of a group."""
+
+from dataclasses import replace
+
+import pytest
+from toys import rollout
+
+from outdo.extras.episodes.episode import COUNTS
+from outdo.run.metrics.metrics import step_metrics
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step
+
+
+def group(*rollouts: Rollout, baseline: float | None = None) -> Group:
+    return Group(prompt=Prompt(id="7", text="?", token_ids=(1,)), rollouts=rollouts, baseline=baseline)
+
+
+def metrics(*groups: Group) -> dict[str, float]:
+    return step_metrics(Step(index=1, sampled=Sampled(groups=groups), batch=Batch.from_groups(groups), updates=[]))
+
+
+def test_dense_rewards_have_signal_and_no_right_answer() -> None:
+    found = metrics(group(rollout(1, 0.9), rollout(1, 0.8)), group(rollout(1, 3.0), rollout(1, 3.0)))
+    assert found["frac_reward_zero_std"] == 0.5
+    assert not {"right", "frac_all_right", "frac_all_wrong"} & found.keys()
+
+
+def test_right_follows_the_verdicts_and_not_the_sum_of_the_rewards() -> None:
+    found = metrics(
+        group(rollout(1, 1.1, right=False), rollout(1, 0.2, right=True)),
+        group(rollout(1, 1.0, right=False), rollout(1, 1.2, right=False)),
+        group(rollout(1, 0.1, right=True), rollout(1, 0.0, status="failed")),
+    )
+    assert found["right"] == pytest.approx(2 / 5)
+    assert (found["frac_all_right"], found["frac_all_wrong"]) == pytest.approx((1 / 3, 1 / 3))
+    assert found["frac_reward_zero_std"] == pytest.approx(1 / 3)
+
+
+def test_the_share_of_groups_with_signal_is_what_dynamic_sampling_keeps() -> None:
+    groups = [
+        group(rollout(1, 0.3), rollout(1, 0.1 + 0.2)),  # a rounding error apart
+        group(rollout(1, 1.0), rollout(1, 1.0), baseline=0.0),
+        group(rollout(1, 0.5, status="failed"), rollout(1, 1.0)),
+        group(rollout(1, 0.5), rollout(1, 1.0)),
+    ]
+    kept = [each for each in groups if each.informative]
+    assert metrics(*groups)["frac_reward_zero_std"] == 1 - len(kept) / len(groups) == 0.5
+
+
+def test_a_step_writes_the_sample_sizes_of_its_means() -> None:
+    found = metrics(
+        group(rollout(1, 0.5), rollout(1, 0.0, status="failed"), rollout(1, 1.0)),
+        group(rollout(1, 0.0, status="failed")),
+    )
+    assert {name: found[name] for name in ("num_completions", "num_scored", "num_groups")} == {
+        **{"num_completions": 4, "num_scored": 2, "num_groups": 1}
+    }
+
+
+def test_calls_of_tools_are_counted_and_compared() -> None:
+    def episode(calls: int, **failed: int) -> Rollout:
+        counts = dict.fromkeys(COUNTS, 0) | {f"tools/{kind}": count for kind, count in failed.items()}
+        return replace(rollout(1, float(calls)), counts=counts | {"tools/calls": calls})
+
+    found = metrics(group(episode(3, unparsed=1, raised=1), episode(1, unknown=1)), group(episode(1)))
+    assert {name: found[name] for name in ("tools/calls", "tools/fewest_calls", "tools/most_calls")} == {
+        **{"tools/calls": 5, "tools/fewest_calls": 1, "tools/most_calls": 3}
+    }
+    assert (found["tools/unparsed_ratio"], found["tools/failed_ratio"]) == (1 / 5, 2 / 5)
+    assert found["reward_calls_correlation"] == pytest.approx(1)
+    assert "tools/failed_ratio" not in metrics(group(episode(0)))
+    assert "tools/most_calls" not in metrics(group(rollout(1, 1.0)))
+
+
+def test_the_calls_and_seconds_of_each_tool_are_added_up() -> None:
+    episodes = [{"add": (0.5, 0.25), "find": ()}, {"add": (1.0,), "find": ()}]
+    found = metrics(group(*(replace(rollout(1, 1.0), tool_seconds=each) for each in episodes)))
+    assert {name: value for name, value in found.items() if name.startswith("tools/")} == {
+        **{"tools/calls/add": 3.0, "tools/seconds/add": 1.75, "tools/calls/find": 0.0, "tools/seconds/find": 0.0}
+    }
+
+
+def test_episodes_without_a_turn_left_are_counted() -> None:
+    by_itself = rollout(3, 1.0, mask=(True, False, True))
+    found = metrics(group(by_itself, replace(by_itself, finish_reason=FinishReason.turns)))
+    assert found["completions/turns_ratio"] == 0.5
+    assert "completions/turns_ratio" not in metrics(group(rollout(2, 1.0)))

@@ -1,0 +1,46 @@
+"""How far engine and trainer are apart, by hand."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from outdo.algorithms.objectives.corrections import truncate
+from outdo.algorithms.objectives.presets import grpo
+from outdo.run.metrics.mismatch import correction_metrics, mismatch_metrics
+
+PREFIX = "sampling/sampling_logp_difference"
+
+
+def test_the_mismatch_of_four_tokens():
+    engine, trainer = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-1.0, -1.05, -0.8, -1.0])
+    found = mismatch_metrics(engine, trainer)
+    weights = [1.0, math.exp(-0.05), math.exp(0.2), 1.0]
+    assert found[f"{PREFIX}/mean"] == pytest.approx(0.25 / 4, abs=1e-6)
+    assert found[f"{PREFIX}/max"] == found[f"{PREFIX}/p99"] == pytest.approx(0.2, abs=1e-6)
+    assert found[f"{PREFIX}/far"] == 0.25
+    expected = sum(weights) ** 2 / (4 * sum(weight**2 for weight in weights))
+    assert found["sampling/effective_sample_size"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_percentile_leaves_out_one_token_of_a_hundred():
+    trainer = torch.zeros(200)
+    trainer[:2] = 3.0
+    assert mismatch_metrics(torch.zeros(200), trainer)[f"{PREFIX}/p99"] == 0.0
+    trainer[:3] = 3.0
+    assert mismatch_metrics(torch.zeros(200), trainer)[f"{PREFIX}/p99"] == 3.0
+
+
+def test_corrected_tokens_are_those_whose_factor_is_not_about_1():
+    engine = torch.tensor([[0.0, -1.0, -1.0, -1.0]])
+    trainer = torch.tensor([[0.0, -1.0, -1.005, -1.5]])
+    mask = torch.tensor([[False, True, True, True]])
+    batch = SimpleNamespace(rollout_logprobs=engine, old_logprobs=None, loss_mask=mask)
+    step = SimpleNamespace(batch=batch, update=SimpleNamespace(tokens={"logprobs": trainer}))
+    objective = grpo(beta=0.0)
+    assert correction_metrics(step, objective) == {}
+    assert correction_metrics(step, replace(objective, correction=truncate())) == {
+        "sampling/corrected": pytest.approx(1 / 3)
+    }
