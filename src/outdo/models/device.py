@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from outdo.utils.errors import UserError
+from outdo.utils.text import first_line
 
 Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 on an accelerator, float32 on a CPU
 
@@ -27,7 +28,7 @@ def choose_device(name: str = "auto") -> tuple[torch.device, str]:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch's own way of saying "Torch not compiled with CUDA enabled"
-        mistake = f"device {name!r} is not usable here ({_first_line(error)}); use auto, cpu, cuda, cuda:1, ... or mps"
+        mistake = f"device {name!r} is not usable here ({first_line(error)}); use auto, cpu, cuda, cuda:1, ... or mps"
         raise UserError([mistake]) from None
     return device, "as requested"
 
@@ -72,7 +73,3 @@ def set_deterministic(mode: int | str) -> None:
     torch.set_deterministic_debug_mode(mode)
     # It takes time, and no memory is read before a write.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -12,10 +12,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from outdo.models.device import _first_line
 from outdo.models.gguf_folder import converted
 from outdo.models.inspect_folder import ModelFacts, inspect_folder, is_local
 from outdo.utils.errors import ModelError
+from outdo.utils.text import first_line
 
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 SAFETENSORS = "*.safetensors"
@@ -54,5 +54,5 @@ def files_of(facts: ModelFacts, patterns: Sequence[str]) -> Path:
         raise ModelError(f"{facts.name}: the Hub has no model {name}, {private}") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"{facts.name} is no folder on this machine and cannot be downloaded from the hub: {_first_line(error)}"
+            f"{facts.name} is no folder on this machine and cannot be downloaded from the hub: {first_line(error)}"
         ) from error

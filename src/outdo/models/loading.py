@@ -24,7 +24,6 @@ from transformers.utils import logging
 from outdo.models.adapter import attach, attach_saved, check_divisible, saved_config, trained_weights
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
-from outdo.models.device import _first_line
 from outdo.models.dividing import dividing, move_buffers
 from outdo.models.download import MODEL_FILES, TOKENIZER_FILES, files_of
 from outdo.models.finite import non_finite_weight
@@ -41,6 +40,7 @@ from outdo.models.inspect_folder import (
 from outdo.models.scorer import Division
 from outdo.utils.errors import ModelError
 from outdo.utils.packages import explained
+from outdo.utils.text import first_line
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -73,7 +73,7 @@ def load_tokenizer(
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a broken file may raise a bare Exception, OSError, KeyError, ...
-        raise ModelError(f"the tokenizer of {name} cannot be read: {_first_line(error)}") from error
+        raise ModelError(f"the tokenizer of {name} cannot be read: {first_line(error)}") from error
     if tokenizer.eos_token_id is None and not stop_token_ids:
         raise ModelError(
             f"the tokenizer of {name} has no end-of-sequence token, so no answer would ever end; "
@@ -321,7 +321,7 @@ def _as_model_error(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
         fault = f"model {name} cannot be loaded"
-        said = explained(fault, error) if isinstance(error, ImportError) else f"{fault}: {_first_line(error)}"
+        said = explained(fault, error) if isinstance(error, ImportError) else f"{fault}: {first_line(error)}"
         raise ModelError(said) from error
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.models.device import _first_line
 from outdo.utils.cpu_limit import cpu_limit
 from outdo.utils.errors import ModelError, UserError
+from outdo.utils.text import first_line
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what the chat template reads besides
 Tool = Mapping[str, Any]  # the JSON schema of a function
@@ -218,4 +218,4 @@ def _apply(
         with cpu_limit(LONGEST_RENDERING):
             return tokenizer.apply_chat_template(given, tools=[dict(tool) for tool in tools] or None, **options)
     except Exception as error:  # a template is a program, which may raise anything
-        raise ModelError(f"{where}: the model's chat template refused it: {_first_line(error)}") from error
+        raise ModelError(f"{where}: the model's chat template refused it: {first_line(error)}") from error

@@ -2,7 +2,7 @@
 
 A thread cannot be stopped, an alarm signal does not interrupt a loop in C, and a fork of a process with torch's threads
 may deadlock. So the worker is a fresh interpreter; it is reused from call to call, and killed at the deadline with all
-processes that it started.
+processes that it started: `outdo.rewards.worker` decides that, and `outdo.utils.child` does it.
 """
 
 import json

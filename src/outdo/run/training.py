@@ -1,4 +1,8 @@
-"""`outdo train`: the body of `for step in train(...)`, and what is before and after."""
+"""`outdo train`: the body of `for step in train(...)`, and what is before and after.
+
+`start` builds a run, `outdo.run.checkpoints.resume` one that goes on, and `run_to_end` trains it: the loop over
+`outdo.loop.train` is `_Training.run_steps`.
+"""
 
 import math
 import os

@@ -36,6 +36,11 @@ def one_line(text: str) -> str:
     return escape_control(text)
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or the name of its class if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def for_terminal(text: str) -> str:
     """Return text of any origin as it may be printed: line breaks and tabs stay, other control characters do not.
 

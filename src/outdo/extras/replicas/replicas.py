@@ -32,6 +32,7 @@ from outdo.types.rows import group_neighbours
 from outdo.utils.bit_sums import bit_sums
 from outdo.utils.errors import WorkerError
 from outdo.utils.out_of_memory import is_out_of_memory
+from outdo.utils.text import first_line
 from outdo.utils.timing import span
 
 Value = TypeVar("Value")
@@ -311,8 +312,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise WorkerError(f"another replica ended, or does not answer ({first})") from error
+        raise WorkerError(f"another replica ended, or does not answer ({first_line(error)})") from error
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

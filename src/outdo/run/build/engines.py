@@ -1,4 +1,7 @@
-"""Open the engine that a recipe or a command names: the only place where one is chosen."""
+"""Open the engine that a recipe or a command names: the built-in one here, any other by `REMOTE_ENGINE`.
+
+`outdo.extras.remote_engines.open` finds the other one in the table `ENGINES`, or in the file of a user.
+"""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
 """`outdo check`: everything that can be known about a run before its model is loaded.
 
-`check` examines; `preflight_report.show` prints. Faults of the recipe itself are raised earlier, by `config.file.load`.
+`check` examines; `run.check.report.show` prints. Faults of the recipe itself are raised earlier, by `config.file.load`.
 An error is what stops a run. A warning is what lets it start, and most likely fail or learn nothing. A note is what the
 user may want to know.
 """

@@ -40,7 +40,7 @@ from outdo.utils.sharded_tensors import share_of
 from outdo.utils.world import ALONE, World
 
 FORMAT = 4
-"""Version of the manifest and of `state/`."""
+"""Version of the manifest and of `state/`: raise it when what `state_of` returns could not be restored before."""
 
 MANIFEST = "manifest.json"
 STATE = "state/state.json"

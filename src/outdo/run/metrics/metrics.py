@@ -1,5 +1,7 @@
 """Compute the metrics of a training step. Names are those of TRL if TRL has the metric.
 
+Each has an entry in `extras/page/glossary.toml`. What a `Step` does not know is added in `outdo.run.training`.
+
 `kl` is TRL's with its default `use_bias_correction_kl`, `clip_ratio/*` are those of its losses by token. With the ratio
 of a whole answer TRL takes that ratio in `kl`, and counts answers in `clip_ratio/*`, where outdo counts tokens.
 """
