@@ -4,6 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from benchmarks.suite.work import (
 )
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
-from outdo.cli.processes import MOST, SMALL_MODEL
+from outdo.config.replicas import COUNT, SMALL_MODEL
 from outdo.extras.record.background_writer import BackgroundWriter
 from outdo.extras.record.parquet import make_folder
 from outdo.extras.record.recorder import Recorder
@@ -47,8 +48,10 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.types import Completion, Prompt, Request
+from outdo.utils.errors import WorkerError
 from outdo.utils.malloc import disable_trim
 from outdo.utils.rng import Stream
+from outdo.utils.world import ALONE
 
 LR = 1e-6
 TIMEOUT = 3600.0
@@ -127,28 +130,27 @@ class EveryOther:
 def prepared(setting: Setting) -> tuple[EndlessPolicy, Weights, Engine]:
     """The policy of a case, the sizes of its model, and the engine that samples from it, as `outdo train` has them.
 
-    With the option `processes`, a small model has a replica for each thread, and this is one of them.
+    With the option `processes`, a small model has two replicas, and this is one of them.
     """
     model = model_of(setting)
     weights = weights_of(model)
-    several = setting.options.get("processes") and setting.device == "cpu" and weights.all <= SMALL_MODEL
-    replicas = min(setting.threads, MOST, setting.case.prompts) if several else 1
+    on_cpu = setting.device == "cpu"
+    several = setting.options.get("processes") and on_cpu and weights.all <= SMALL_MODEL and setting.threads >= COUNT
     if adapter := adapter_of(setting):
         attach(model, adapter)
-    torch.set_num_threads(setting.threads // replicas)
+    torch.set_num_threads(setting.threads // COUNT if several else setting.threads)
     disable_trim()
-    settings = OptimiserSettings(lr=LR)
-    if replicas > 1:
-        start_others("outdo", setting, replicas)
-        world = join(timeout=TIMEOUT)
-        policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, world=world)
-        return policy, weights, ReplicatedEngine(BuiltinEngine(policy), world)
-    measured = fastest_gradients(matrices_of(model)) if setting.device == "cpu" else None
+    if several:
+        start_others("outdo", setting, COUNT)
+    world = join(timeout=TIMEOUT, device="cpu") if several else ALONE
+    measured = world.from_first(lambda: fastest_gradients(matrices_of(model))) if on_cpu else None
     gradients = ONEDNN if measured is None else measured.gradients
-    policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, gradients=gradients)
+    settings = OptimiserSettings(lr=LR)
+    policy = EndlessPolicy(model, tokenizer_of(model), optimiser=settings, gradients=gradients, world=world)
     if setting.options.get("vllm"):
         return policy, weights, vllm(policy, python=os.environ.get("OUTDO_VLLM", VLLM))
-    return policy, weights, BuiltinEngine(policy)
+    engine = BuiltinEngine(policy)
+    return policy, weights, ReplicatedEngine(engine, world) if several else engine
 
 
 def sampling(setting: Setting, turns: Turns) -> None:
@@ -198,8 +200,10 @@ def step(setting: Setting, turns: Turns) -> None:
     """Sample, score and update; with the option `record`, also record what was trained."""
     steps = Steps(setting)
     if rank():
-        for _ in steps.steps:  # until the first replica has ended
-            pass
+        with suppress(WorkerError):  # the first replica has ended
+            for _ in steps.steps:
+                pass
+        return
     recorder = Recorder(steps.policy, steps.objective)
     with TemporaryDirectory() as place, BackgroundWriter() as writer:
         folder = Path(place)

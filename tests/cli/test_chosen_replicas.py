@@ -1,21 +1,20 @@
-"""`cluster.replicas` unset: a small model on a CPU gets a process per core where that is worth it, and says so."""
+"""`cluster.replicas` unset: a small model on a CPU gets two replicas where that is worth it, and outdo says so."""
 
-import os
 import tomllib
 from pathlib import Path
 
 import pytest
 from run_cases import outdo_, write_home
 
-from outdo.cli.processes import MOST, with_replicas
 from outdo.config.file import load
+from outdo.config.replicas import COUNT, with_replicas
 from outdo.run.folder.run_folder import read_metrics
 from outdo.testing import tiny_model
+from outdo.utils.machine import cores
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LONG = ("threads=", "steps=2", "train.prompts=16", "sampling.max_tokens=256")  # 65,536 tokens at most
 SHORT_ANSWERS = 'sampling.stop=["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "a", "e", "i", "o", "u"]'
-needs_cores = pytest.mark.skipif(CORES == 1, reason="one core has room for one process")
+needs_cores = pytest.mark.skipif(cores() == 1, reason="one core has room for one process")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +33,8 @@ def chosen(*settings: str) -> int | None:
 
 
 @needs_cores
-def test_a_small_model_gets_a_process_for_each_core_and_at_most_four(here: Path):
-    assert chosen() == min(CORES, MOST)
+def test_a_small_model_gets_two_replicas(here: Path):
+    assert chosen() == COUNT == 2
 
 
 @pytest.mark.parametrize(
@@ -47,6 +46,9 @@ def test_a_small_model_gets_a_process_for_each_core_and_at_most_four(here: Path)
         'environment={name="tools",functions="score.py:score"}',
         'engine={name="builtin", processes=1}',
         "model=nowhere",
+        "model=owner/name",
+        "reference.model=model",
+        'rewards={name="reward_model",path="model"}',
     ],
 )
 def test_otherwise_a_run_is_one_process(here: Path, setting: str):
@@ -54,7 +56,7 @@ def test_otherwise_a_run_is_one_process(here: Path, setting: str):
 
 
 def test_a_larger_model_is_one_process(here: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outdo.cli.processes.SMALL_MODEL", 1000)
+    monkeypatch.setattr("outdo.config.replicas.SMALL_MODEL", 1000)
     assert chosen() == 1
 
 
@@ -63,8 +65,14 @@ def test_a_number_that_is_set_stays(here: Path):
     assert chosen("cluster.replicas=1") == 1
 
 
+@pytest.mark.parametrize(("what", "here_is"), [("cores", 1), ("main_memory", 2**30)])
+def test_a_small_machine_has_room_for_one_process(here: Path, monkeypatch: pytest.MonkeyPatch, what: str, here_is: int):
+    monkeypatch.setattr(f"outdo.config.replicas.{what}", lambda: here_is)
+    assert chosen() == 1
+
+
 def test_a_gpu_is_left_to_one_process(here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("outdo.cli.processes.ACCELERATORS", (tmp_path,))
+    monkeypatch.setattr("outdo.config.replicas.DRIVERS", (tmp_path,))
     assert chosen("device=auto") == 1
 
 
@@ -76,11 +84,11 @@ def test_a_run_that_goes_on_keeps_its_number(here: Path):
 
 
 @needs_cores
-def test_train_says_how_many_there_are_and_the_run_folder_has_the_number(home: Path):
+def test_check_and_train_say_how_many_there_are_and_the_run_folder_has_the_number(home: Path):
     tiny_model(home / "model")
-    run = home / "runs" / "chosen"
-    said = outdo_(home, "train", "recipe.toml", *LONG, "train.group_size=8", SHORT_ANSWERS, "run=chosen")
-    count = min(CORES, MOST)
-    assert f"replicas: {count}, the fastest way to train a small model here (cluster.replicas = 1 for one)" in said
-    assert tomllib.loads((run / "recipe.toml").read_text())["cluster"]["replicas"] == count
+    run, recipe = home / "runs" / "chosen", ("recipe.toml", *LONG, "train.group_size=8", SHORT_ANSWERS)
+    note = "replicas: 2, which train a small model faster than threads on this machine"
+    assert note in " ".join(outdo_(home, "check", *recipe).split())
+    assert note in outdo_(home, "train", *recipe, "run=chosen")
+    assert tomllib.loads((run / "recipe.toml").read_text())["cluster"]["replicas"] == 2
     assert "replicas/slowest" in read_metrics(run / "metrics.jsonl")[-1]

@@ -60,14 +60,7 @@ def test_a_whole_sequence_is_computed_however_little_memory_there_is(policy, fre
     assert micro_batch_size.find_micro_batch_tokens(policy, longest=77, free=free)[0] == 77
 
 
-def test_free_memory_is_what_a_container_leaves_without_its_file_caches(tmp_path):
-    assert micro_batch_size._free_in_container(tmp_path) > 2**60
-    (tmp_path / "memory.max").write_text("max\n")
-    assert micro_batch_size._free_in_container(tmp_path) > 2**60
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
-    assert micro_batch_size._free_in_container(tmp_path) == 500
+def test_the_free_memory_of_a_cpu_is_that_of_a_machine():
     assert 0 < micro_batch_size.free_memory(torch.device("cpu")) < 2**60
 
 

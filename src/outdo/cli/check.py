@@ -1,5 +1,6 @@
 """`outdo check`: a recipe, its data and its rewards, without the model."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -7,6 +8,7 @@ from rich.console import Console
 
 from outdo.cli.arguments import Settings
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
+from outdo.config.replicas import replica_notes, with_replicas
 from outdo.run.check.preflight import check
 from outdo.run.check.report import show
 from outdo.run.check.reward_trials import REFERENCES
@@ -23,10 +25,11 @@ def command(
     strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 if there are warnings")] = False,
 ) -> int:
     """Check a recipe and print the report; return the exit status."""
-    recipe, console = recipe_of(settings), Console()
+    given, console = recipe_of(settings), Console()
+    recipe = with_replicas(given)
     with progress("checking the recipe", console=console):
         report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine, references=REFERENCES)
-    show(report, console)
+    show(replace(report, notes=[*replica_notes(given, recipe), *report.notes]), console)
     if report.errors:
         return UserError.exit_status
     return WARNED if strict and report.warnings else 0

@@ -45,7 +45,7 @@ def probe_machine(recipe: Recipe) -> Machine:
     from outdo.run.build.environment import examine_environment
     from outdo.run.build.hardware import device_memory
     from outdo.run.build.method import adapter_of, piece_mistakes
-    from outdo.run.build.micro_batch_size import free_main_memory
+    from outdo.utils.machine import free_main_memory
 
     errors, notes = piece_mistakes(recipe), list[str]()
     size = memory = None

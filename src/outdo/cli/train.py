@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from outdo.cli.arguments import Profile, Restarts, Settings
-from outdo.cli.processes import run_in_processes, with_replicas
+from outdo.cli.processes import run_in_processes
 from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of
 from outdo.config.file import load_saved
 from outdo.config.recipe import Recipe, run_folder
+from outdo.config.replicas import replica_notes, with_replicas
 from outdo.run.check.preflight import check
 from outdo.run.display import Display
 from outdo.run.progress_bar import importing
@@ -58,10 +59,10 @@ def run_train(
     if dry_run:
         return train(display, ALONE)
     profiled = ["--profile"] if profile else []
-    count = recipe.cluster.world_size
-    if count > 1 and given.cluster.replicas is None:
-        display.say(f"replicas: {count}, the fastest way to train a small model here (cluster.replicas = 1 for one)")
-    start = ["train", *(settings or []), f"cluster.replicas={count}", f"run={name}", *profiled]
+    for note in replica_notes(given, recipe):
+        display.say(note)
+    replicas = f"cluster.replicas={recipe.cluster.world_size}"
+    start = ["train", *(settings or []), replicas, f"run={name}", *profiled]
     start += ["--resume"] * resume
 
     def go_on() -> list[str]:

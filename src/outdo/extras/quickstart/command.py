@@ -25,7 +25,9 @@ from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
 from outdo.cli.train import run_train
 from outdo.config.engines import is_remote
 from outdo.config.messages import to_toml
+from outdo.config.names import REPLICAS
 from outdo.config.recipe import Piece, Recipe
+from outdo.config.replicas import trains_on_cpu
 from outdo.data.prompts import Prompts
 from outdo.data.questions import Question, questions_from
 from outdo.extras.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
@@ -185,7 +187,8 @@ def fine_tune(small: SmallModel, folder: Path, data: Path, seed: int, display: D
 def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], seed: int, engine: Piece) -> Path:
     """Write the recipe of the run, as a user would write it; of the engine only if it is not the built-in one."""
     reward = f'rewards = "{path.with_name(REWARD)}:score"\n' if task.reward else ""
-    replicas = 1 if is_remote(engine) else task.replicas
+    can_divide = trains_on_cpu("auto") and not is_remote(engine) and not missing_extra(REPLICAS, "cluster.replicas")
+    replicas = task.replicas if can_divide else 1
     text = settings.RECIPE.format(
         model=model,
         questions=data["questions"],

@@ -17,7 +17,7 @@ def join_replicas(recipe: Recipe) -> Replicas:
 
     Raises `WorkerError` if one of them does not come within `cluster.timeout` seconds.
     """
-    return join(timeout=recipe.cluster.timeout, make=partial(replicas_for, recipe))
+    return join(timeout=recipe.cluster.timeout, device=recipe.device, make=partial(replicas_for, recipe))
 
 
 def replicas_for(recipe: Recipe, *, timeout: timedelta) -> Replicas:

@@ -286,14 +286,15 @@ def split_evenly(
     return [share for share in shares if share]
 
 
-def join(*, timeout: float, make: Callable[..., Replicas] = Replicas) -> Replicas:
+def join(*, timeout: float, device: str = "auto", make: Callable[..., Replicas] = Replicas) -> Replicas:
     """Meet the other replicas, and return them, as `make(timeout=...)` does then.
 
-    A replica that is waited for longer than `timeout` seconds is lost.
+    A replica that is waited for longer than `timeout` seconds is lost. With GPUs each replica gets that of its
+    `LOCAL_RANK`, unless `device` is "cpu".
     """
     assert not dist.is_initialized(), "a process joins once"
     backend = "gloo"
-    if torch.cuda.is_available():
+    if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         backend = "cpu:gloo,cuda:nccl"
     rank, count, limit = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=timeout)

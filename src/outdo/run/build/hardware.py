@@ -16,7 +16,7 @@ from outdo.models.device import choose_device, make_deterministic, resolve_preci
 from outdo.models.fastest_products import fastest_gradients
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.onednn import ONEDNN, Gradients
-from outdo.run.build.micro_batch_size import container_limit
+from outdo.utils.machine import main_memory
 from outdo.utils.malloc import disable_trim
 from outdo.utils.world import ALONE, World
 
@@ -77,7 +77,7 @@ def device_memory(name: str) -> int:
         return torch.cuda.mem_get_info(device)[1]
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
-    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), container_limit())
+    return main_memory()
 
 
 def choose_products(recipe: Recipe, facts: ModelFacts) -> tuple[GradientProducts | None, list[str]]:

@@ -5,11 +5,9 @@ precision and gradient checkpointing. Half of the free memory is divided by that
 policy halves the tokens and continues.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +16,10 @@ from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
 from outdo.models.policy import Policy
 from outdo.run.check.step_memory import FLOAT32, LOGIT_BUFFERS
 from outdo.types import Batch
+from outdo.utils.machine import free_main_memory
 
 SHARE = 0.5
 """Share of the free memory that is used: allocators fragment it, and the backward pass has tensors of its own."""
-
-CGROUP = Path("/sys/fs/cgroup")
-CGROUP_FILES = (  # of the versions 2 and 1: the limit of a container, what it uses, and for what
-    ("memory.max", "memory.current", "memory.stat"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-)
 
 PROBE = 128
 """Tokens of the measured sequences, if the run's longest are longer."""
@@ -99,37 +92,6 @@ def free_memory(device: torch.device) -> int:
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     return free_main_memory()
-
-
-def free_main_memory() -> int:
-    """Return the free bytes of the machine, or of the container that this runs in."""
-    return min(_free_on_machine(), _free_in_container())
-
-
-def _free_on_machine() -> int:
-    """Return what the machine has left, by Linux's own estimate; elsewhere, half of its memory."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
-
-
-def container_limit(root: Path = CGROUP) -> int:
-    """Return the bytes that the container of this process may use; if it has no limit, more than any machine has."""
-    for limit, _, _ in CGROUP_FILES:
-        if (root / limit).exists() and (most := (root / limit).read_text().strip()).isdigit():
-            return int(most)
-    return 1 << 62
-
-
-def _free_in_container(root: Path = CGROUP) -> int:
-    """Return what a container's limit leaves, without file caches; if it has no limit, more than any machine has."""
-    for limit, used, stat in CGROUP_FILES:
-        if (root / limit).exists() and (most := (root / limit).read_text().strip()).isdigit():
-            caches = dict(line.split() for line in (root / stat).read_text().splitlines())
-            return int(most) - int((root / used).read_text()) + int(caches.get("inactive_file", 0))
-    return 1 << 62
 
 
 def _sequences(rows: int, length: int) -> Batch:
