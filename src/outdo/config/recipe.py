@@ -272,8 +272,8 @@ class ClusterSection(Section):
 
     replicas: Count | None = Field(
         default=None,
-        description="processes that each hold all models, and divide sampling and training; unset: 1, or one per core "
-        "(at most 4) for a small model on a CPU; see cluster.md",
+        description="processes that each hold all models, and divide sampling and training; unset: 1, or 2 for a small "
+        "model on a CPU; see cluster.md",
     )
     shard: Division = Field(
         default=Shard(on=False),
