@@ -1,4 +1,4 @@
-"""A child process that answers requests over a socket: it never outlives this process, and no wait is without end.
+"""A child process that answers requests over a socket: no wait is without end, and Linux ends it with this process.
 
 Each request carries a random number, its nonce, and the response repeats it. So nothing else is taken for the response:
 not the output of an earlier call, and not what the other program or its processes wrote to the socket.
@@ -14,11 +14,11 @@ import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import wait  # `select.select` takes no descriptor above 1023
-from threading import current_thread, main_thread
+from threading import RLock, current_thread, main_thread
 from time import monotonic
 from typing import Any
 
@@ -26,18 +26,33 @@ NONCE_BYTES = 16
 HEADER = struct.Struct(f"!Q{NONCE_BYTES}s")
 """The length of the body of a message, and its nonce."""
 
+NOT_STARTED = 127
+"""The exit status of a child whose command cannot be run, as in a shell; the reason is among what it has printed."""
+
 _PIPE_BYTES = 64 * 1024
 """What a pipe holds: one read returns all that was printed before."""
-_END_WITH_PARENT = """
+_END_WITH_PARENT = f"""
 import ctypes, os, signal, sys
 parent, command = int(sys.argv[1]), sys.argv[2:]
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 if os.getppid() != parent:
     os._exit(1)
-os.execvp(command[0], command)
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    print(command[0], error.strerror, sep=": ", file=sys.stderr)
+    sys.exit({NOT_STARTED})
 """
-_LASTING_THREAD = ThreadPoolExecutor(1, thread_name_prefix="outdo children")
+
+
+def _open_lasting_thread() -> None:
+    global _lasting_thread
+    _lasting_thread = ThreadPoolExecutor(1, thread_name_prefix="outdo children")
+
+
+_open_lasting_thread()
+os.register_at_fork(after_in_child=_open_lasting_thread)  # a forked process has no thread of its parent
 
 
 class ChildLostError(Exception):
@@ -56,8 +71,12 @@ class Child:
 
     `show` gets what the process prints, whenever this process waits for it, and `b""` at the end. Linux kills the
     process as soon as this one ends, however that happens; on other systems it ends when it reads from the socket.
+    Processes that it has started may outlive it if this one is killed: only `kill` ends them, at the latest when the
+    interpreter ends.
 
-    Raises: OSError if it cannot be started.
+    If the command cannot be run, the exit status is `NOT_STARTED`.
+
+    Raises: OSError if the machine cannot start a process.
     """
 
     def __init__(
@@ -69,6 +88,8 @@ class Child:
         directory: str | None = None,
     ) -> None:
         self._show = show
+        self._lock = RLock()  # of the descriptors: none is closed while a thread uses it
+        self._is_killed = False
         self.socket, theirs = socket.socketpair()
         self._printed, printing = os.pipe()
         try:
@@ -85,7 +106,7 @@ class Child:
             )
             # Linux kills a child together with the thread that has started it.
             in_main_thread = current_thread() is main_thread()
-            self._popen = start() if in_main_thread else _LASTING_THREAD.submit(start).result()
+            self._popen = start() if in_main_thread else _lasting_thread.submit(start).result()
         except OSError:
             self.socket.close()
             os.close(self._printed)
@@ -108,12 +129,19 @@ class Child:
         return self._popen.poll() is None
 
     def kill(self) -> None:
-        """Kill the process and all processes that it started; it holds nothing that must be saved."""
-        self._end()
+        """Kill the process and all processes that it started; it holds nothing that must be saved.
+
+        Another thread that waits for the process gets `ChildLostError`.
+        """
+        self.interrupt()
+        with self._lock:
+            self._end()
 
     def interrupt(self) -> None:
         """Kill the processes while another thread waits for a response; that thread then calls `kill`."""
-        kill_group(self.pid)
+        self._is_killed = True
+        if self._end.alive:  # afterwards the number may belong to another process
+            kill_group(self.pid)
 
     def send(self, body: bytes, deadline: float) -> bytes:
         """Send a request, and return its nonce.
@@ -121,11 +149,12 @@ class Child:
         Raises: TimeoutError if it is not read until `time.monotonic()` is `deadline`, and ChildLostError.
         """
         nonce = os.urandom(NONCE_BYTES)  # nobody can guess it, and no other request has it
-        self.socket.settimeout(_remaining(deadline))
-        try:
-            self.socket.sendall(pack(nonce, body))
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._lost() from None
+        with self._open_descriptors():
+            self.socket.settimeout(_remaining(deadline))
+            try:
+                self.socket.sendall(pack(nonce, body))
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._lost() from None
         return nonce
 
     def receive(self, deadline: float, max_bytes: int, *, only: bytes | None = None) -> tuple[bytes, dict[str, Any]]:
@@ -149,15 +178,31 @@ class Child:
         return nonce, body
 
     def is_readable(self, seconds: float) -> bool:
-        """Wait until there is something to receive, or something was printed; return whether the first is true."""
-        readable = wait([self.socket, self._printed], seconds)
-        if self._printed in readable and not self.show_prints():  # it has closed its output
-            readable = wait([self.socket], seconds)
-        return self.socket in readable
+        """Wait until there is something to receive, or something was printed; return whether the first is true.
+
+        Raises: ChildLostError if the process was killed by `kill`.
+        """
+        with self._open_descriptors():
+            readable = wait([self.socket, self._printed], seconds)
+            if self._printed in readable and not self.show_prints():  # it has closed its output
+                readable = wait([self.socket], seconds)
+            return self.socket in readable
 
     def show_prints(self) -> bool:
-        """Show what was printed so far; return False if there is nothing."""
-        return _pass_on(self._printed, self._show)
+        """Show what was printed so far; return False if there is nothing.
+
+        Raises: ChildLostError if the process was killed by `kill`.
+        """
+        with self._open_descriptors():
+            return _pass_on(self._printed, self._show)
+
+    @contextlib.contextmanager
+    def _open_descriptors(self) -> Iterator[None]:
+        """Keep the descriptors open meanwhile. Raises: ChildLostError if they are closed."""
+        with self._lock:
+            if not self._end.alive:
+                raise self._lost()
+            yield
 
     def _read(self, size: int, deadline: float) -> bytes:
         """Read exactly `size` bytes.
@@ -169,7 +214,7 @@ class Child:
             remaining, dead = _remaining(deadline), not self.alive
             is_readable = self.is_readable(0 if dead else min(remaining, 0.25))
             if is_readable:
-                with contextlib.suppress(ConnectionResetError):
+                with contextlib.suppress(ConnectionResetError), self._open_descriptors():
                     if chunk := self.socket.recv(size - len(data)):
                         data += chunk
                         continue
@@ -183,6 +228,8 @@ class Child:
             status = self._popen.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             return ChildLostError("it closed its connection to the trainer")
+        if self._is_killed:
+            return ChildLostError("the trainer has ended it", status)
         if status >= 0:
             return ChildLostError(f"exit status {status}", status)
         name = signal.Signals(-status).name

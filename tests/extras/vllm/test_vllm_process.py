@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,24 @@ def test_options_that_are_refused_are_an_error_with_the_reason(server):
     with pytest.raises(EngineError, match="ValueError: no such option") as raised:
         VllmEngine(server, policy).update_weights(policy)
     assert not isinstance(raised.value, EngineLostError)
+
+
+def test_an_interpreter_that_cannot_be_run_is_an_error_with_the_reason(tmp_path):
+    server = ProcessServer(str(tmp_path / "python"), {}, timeout=600)
+    with pytest.raises(EngineError, match=r"cannot be started\n +/.*/python: No such file or directory$") as raised:
+        server.start_process({})
+    assert not isinstance(raised.value, EngineLostError)
+
+
+def test_a_call_in_another_thread_ends_when_the_engine_is_closed(engine, tmp_path):
+    inject(tmp_path, "stall")
+    pid = engine.server.child.pid
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(engine.generate, requests(), SAMPLING)
+        wait_until(lambda: not (tmp_path / "faults").read_text(), seconds=600)
+        engine.close()
+        with pytest.raises(EngineLostError, match=rf"process {pid}\) is lost: the trainer has ended it"):
+            call.result()
 
 
 def test_the_process_does_not_take_itself_for_a_replica(engine, monkeypatch):

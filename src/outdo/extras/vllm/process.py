@@ -29,7 +29,7 @@ from outdo.extras.vllm.weights import (
 )
 from outdo.models.adapter import has_adapter
 from outdo.rollouts.engines.base import PolicyView
-from outdo.utils.child import NONCE_BYTES, Child, ChildLostError
+from outdo.utils.child import NONCE_BYTES, NOT_STARTED, Child, ChildLostError
 from outdo.utils.errors import EngineError, EngineLostError
 from outdo.utils.text import escape_control
 from outdo.utils.watchdog import Watchdog
@@ -128,8 +128,8 @@ class ProcessServer:
 
     def restart(self) -> None:
         """End the process; the next update starts another one."""
-        if self.child is not None:
-            self.child.kill()
+        if (child := self.child) is not None:  # `close` may be called in another thread meanwhile
+            child.kill()
             self.child = None
 
     def close(self) -> None:
@@ -161,22 +161,24 @@ class ProcessServer:
 
         Raises: EngineLostError, and kills the process, if it ends, hangs, fails or sends something else.
         """
-        if self.child is None:
+        if (child := self.child) is None:
             raise EngineLostError("the engine's process does not run")
-        seconds = LOADING if operation == "start" else self.timeout
+        limit = LOADING if operation == "start" else self.timeout
         try:
             request = json.dumps({"operation": operation, **arguments}).encode()
-            nonce = self.child.send(request, monotonic() + seconds)
-            response = self._response(self.child, nonce, LOADING if loads else self.timeout)
+            nonce = child.send(request, monotonic() + limit)
+            limit = self.timeout  # of a response that has begun
+            response = self._response(child, nonce, LOADING if loads else self.timeout)
         except TimeoutError:
-            self._lose(f"did not read a request, or send a response, for {seconds:g} s")
+            self._lose(child, f"did not read a request, or send a response, for {limit:g} s")
         except ChildLostError as error:
-            self._lose(f"is lost: {error}")
+            not_started = operation == "start" and error.status == NOT_STARTED
+            self._lose(child, "cannot be started" if not_started else f"is lost: {error}")
         except BaseException:  # an interrupt may have left a part of a message
             self.restart()
             raise
         if "failed" in response:
-            self._lose(f"failed: {response['failed']}")
+            self._lose(child, f"failed: {response['failed']}")
         return response
 
     def _response(self, child: Child, nonce: bytes, patience: float) -> dict[str, Any]:
@@ -190,12 +192,11 @@ class ProcessServer:
                 if answered == HEARTBEAT:
                     watchdog.hear(body.get("progress"))
             if complaint := watchdog.complaint():
-                self._lose(complaint)
+                self._lose(child, complaint)
 
-    def _lose(self, reason: str) -> NoReturn:
+    def _lose(self, child: Child, reason: str) -> NoReturn:
         """Kill the process and raise the error that names the reason, with the end of what it has printed."""
-        pid = None if self.child is None else self.child.pid
         self.restart()
         lines = bytes(self.log).decode("utf-8", "replace").splitlines()[-LOG_LINES:]
         log = "".join(f"\n    {escape_control(line)}" for line in lines if line.strip())
-        raise EngineLostError(f"the engine (process {pid}) {reason}{log}")
+        raise EngineLostError(f"the engine (process {child.pid}) {reason}{log}")
