@@ -9,14 +9,13 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.types import Batch, Group, Prompt, Sampled, Step, Update
 
-Policy = TypeVar("Policy")
-SampledPolicy = TypeVar("SampledPolicy", contravariant=True)
+PolicyT = TypeVar("PolicyT", contravariant=True)
 
 
-class Sampler(Protocol[SampledPolicy]):
+class Sampler(Protocol[PolicyT]):
     """Samples a group of completions of each question from the policy, and computes their rewards."""
 
-    def __call__(self, policy: SampledPolicy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
+    def __call__(self, policy: PolicyT, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
         """Return one group per question; fewer where questions were dropped. `Sampled` adds metrics of the sampling."""
         ...
 
@@ -26,7 +25,7 @@ Rollouts = Iterable[tuple[int, Sampled]]
 
 
 def in_turn(
-    policy: Policy, prompts: Iterable[Sequence[Prompt]], sample: Sampler[Policy], *, start: int = 1
+    policy: PolicyT, prompts: Iterable[Sequence[Prompt]], sample: Sampler[PolicyT], *, start: int = 1
 ) -> Iterator[tuple[int, Sampled]]:
     """Sample the groups of each step from the policy as it is then: sampling and training take turns.
 
