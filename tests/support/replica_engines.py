@@ -13,7 +13,7 @@ from replica_cases import divided, shared
 from safetensors.torch import load_file
 
 from outdo.config.recipe import Piece
-from outdo.extras.remote_engines.first_replica import PolicyOnFirstReplica
+from outdo.extras.remote_engines.first_replica import GatheredPolicy
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.extras.replicas.replicas import Replicas
@@ -81,7 +81,7 @@ def a_thread_of_the_first(replicas: Replicas) -> None:
 
 
 def _without_the_other(policy: Policy, replicas: Replicas) -> None:
-    first_replica = PolicyOnFirstReplica(policy, replicas)
+    first_replica = GatheredPolicy(policy, replicas)
     engine = open_engine(ONE, policy, seed=3, first_replica=first_replica, world=replicas)
     alone, asked = BuiltinEngine(policy, seed=3), requests(siblings=2)
     with policy.forward.gathered():

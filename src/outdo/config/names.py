@@ -275,7 +275,7 @@ REMOTE_ENGINE = "outdo.extras.remote_engines.open:open_remote_engine"
 REMOTE_DEVICES = "outdo.extras.remote_engines.devices:device_mistakes"
 """What finds the mistakes in the devices of such an engine."""
 
-POLICY_ON_FIRST_REPLICA = "outdo.extras.remote_engines.first_replica:PolicyOnFirstReplica"
+POLICY_ON_FIRST_REPLICA = "outdo.extras.remote_engines.first_replica:GatheredPolicy"
 """The policy of several replicas, as an engine of the first one reads it."""
 
 RAY_ENGINE = "outdo.extras.ray.actors:open_actors"

@@ -16,12 +16,11 @@ from outdo.utils.world import World
 Value = TypeVar("Value")
 
 
-class PolicyOnFirstReplica:
-    """A policy of several replicas, as an engine of the first one reads it without the others.
+class GatheredPolicy:
+    """A `PolicyOnFirstReplica` that gathers the weights for each call.
 
-    All replicas make each call together. Weights that are divided among them are gathered for it, and only the first
-    replica keeps a copy: `view` is the policy as a whole model, whose frozen weights are copies, and whose trained ones
-    are there while they are gathered.
+    Only the first replica keeps a copy: `view` is the policy as a whole model, whose frozen weights are copies, and
+    whose trained ones are there while they are gathered.
     """
 
     def __init__(self, policy: PolicyView, world: World) -> None:

@@ -10,14 +10,14 @@ from outdo.extras.remote_engines.remote import Maker, RemoteEngine
 from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.probe import TOLERANCE
-from outdo.rollouts.engines.capabilities import FirstReplica
+from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
 from outdo.utils.extras import load_extra
 from outdo.utils.imports import resolve
 from outdo.utils.world import World
 
 
 def open_remote_engine(
-    piece: Piece, policy: Policy, *, seed: int, first_replica: FirstReplica | None, world: World
+    piece: Piece, policy: Policy, *, seed: int, first_replica: PolicyOnFirstReplica | None, world: World
 ) -> RemoteEngine:
     """Return an engine with the weights of `policy`.
 

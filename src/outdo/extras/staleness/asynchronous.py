@@ -23,7 +23,7 @@ from outdo.extras.staleness.versions import staleness
 from outdo.models.adapter import trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
-from outdo.rollouts.engines.capabilities import FirstReplica
+from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import (
@@ -79,7 +79,7 @@ class AsynchronousRollouts:
         policy: what is trained.
         lag: the number of steps.
         last: the last step; batches after it are not sampled.
-        first_replica: the policy as the first of several replicas samples from it; None without a lag.
+        first_replica: the policy as the first of several replicas has it; None for one process.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AsynchronousRollouts:
         *,
         lag: int,
         last: int,
-        first_replica: FirstReplica | None = None,
+        first_replica: PolicyOnFirstReplica | None = None,
     ) -> None:
         self.sampler = sampler
         self.questions = questions

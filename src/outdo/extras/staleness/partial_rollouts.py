@@ -21,7 +21,7 @@ from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import token_versions
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.capabilities import FirstReplica
+from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn
@@ -53,7 +53,7 @@ class PartialRollouts(AsynchronousRollouts):
         *,
         lag: int,
         last: int,
-        first_replica: FirstReplica | None = None,
+        first_replica: PolicyOnFirstReplica | None = None,
     ) -> None:
         super().__init__(sampler, questions, policy, lag=lag, last=last, first_replica=first_replica)
         assert lag > 1, "one part is an undivided answer"

@@ -81,8 +81,12 @@ def returns_experts(engine: Engine) -> bool:
     return getattr(engine, "returns_experts", True)
 
 
-class FirstReplica(Protocol):
-    """The first of several replicas, for an engine that it alone uses: what it has of the policy of all."""
+class PolicyOnFirstReplica(Protocol):
+    """The policy of several replicas, for an engine that only the first one uses.
+
+    Weights may be divided among the replicas. So all of them call each method together, and the first one gets whole
+    weights, from which it then samples without the others.
+    """
 
     @property
     def view(self) -> PolicySnapshot:

@@ -14,7 +14,7 @@ from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.probe import choice_of
-from outdo.rollouts.engines.capabilities import FirstReplica, returns_experts
+from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica, returns_experts
 from outdo.run.progress_bar import Count
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra
@@ -38,7 +38,12 @@ def named_engine(argument: str | None, recipe: Recipe | None = None) -> Piece:
 
 
 def open_engine(
-    piece: Piece, policy: Policy, *, seed: int = 0, first_replica: FirstReplica | None = None, world: World = ALONE
+    piece: Piece,
+    policy: Policy,
+    *,
+    seed: int = 0,
+    first_replica: PolicyOnFirstReplica | None = None,
+    world: World = ALONE,
 ) -> Engine:
     """Return an engine that samples from `policy`, with its weights.
 

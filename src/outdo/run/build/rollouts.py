@@ -6,7 +6,7 @@ from outdo.config.recipe import Recipe
 from outdo.data.prompts import Prompts
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.capabilities import FirstReplica
+from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import InTurn, RunRollouts
@@ -18,9 +18,9 @@ from outdo.utils.world import World
 LAG = "train.max_staleness"
 
 
-def open_engine_of_run(recipe: Recipe, policy: Policy, world: World) -> tuple[Engine, FirstReplica | None]:
-    """Return the engine, and the policy as the first of several replicas samples ahead from it, if it does."""
-    first_replica: FirstReplica | None = None
+def open_engine_of_run(recipe: Recipe, policy: Policy, world: World) -> tuple[Engine, PolicyOnFirstReplica | None]:
+    """Return the engine, and the policy that it reads if it samples ahead on the first of several replicas."""
+    first_replica: PolicyOnFirstReplica | None = None
     if len(world) > 1 and recipe.train.max_staleness:
         first_replica = load_extra(POLICY_ON_FIRST_REPLICA, LAG)(policy, world)
     return open_engine(recipe.engine, policy, seed=recipe.seed, first_replica=first_replica, world=world), first_replica
@@ -31,7 +31,7 @@ def open_rollouts(
     sampler: GroupSampler | DynamicSampling,
     prompts: Prompts[Prompt],
     policy: Policy,
-    first_replica: FirstReplica | None,
+    first_replica: PolicyOnFirstReplica | None,
 ) -> RunRollouts:
     """Return the rollouts of a run, which `sampler` samples: in turn with training, or ahead of it."""
     lag = recipe.train.max_staleness
