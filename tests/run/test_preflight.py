@@ -206,7 +206,7 @@ def test_episodes_of_several_turns_keep_keys_and_values_up_to_a_limit(model, dat
     played = recipe(model, data, f'environment={{name = "tools", functions = "{tmp_path}/calc.py:calc"}}')
     once = step_memory.kv_cache(facts, played, bound(played))
     assert cost.memory(facts, played, reference=False)["KV cache between turns while sampling"] == once
-    monkeypatch.setattr(step_memory, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(step_memory, "EPISODE_CACHE_BYTES", 1000)
     assert cost.memory(facts, played, reference=False)["KV cache between turns while sampling"] == 1000
     assert "KV cache between turns while sampling" not in cost.memory(facts, recipe(model, data), reference=False)
 

@@ -21,7 +21,7 @@ ACTIVATIONS_PER_COPY = 10
 
 
 def trainer_memory(shape: Shape, work: Workload, *, model_states: Mapping[str, int], gathered: int) -> dict[str, int]:
-    """Return the bytes of a trainer that keeps `kept` during the run, and computes with `gathered` bytes of layers.
+    """Return the bytes of a trainer that keeps `model_states`, and computes with `gathered` bytes of layers.
 
     Activations are those of `cost`: 30 numbers of the hidden size for each token and layer, or one and those of one
     layer with checkpointing.

@@ -135,12 +135,12 @@ def _glance(problem: Problem, layout: ParallelLayout) -> float:
 
 def _option(problem: Problem, layout: ParallelLayout) -> Option:
     prediction = _predicted(problem, layout)
-    kept = goodput(prediction.step, layout.trainers, problem.recipe.checkpoint.every)
+    productive = goodput(prediction.step, layout.trainers, problem.recipe.checkpoint.every)
     trainer, main_memory = problem.trainer(layout), problem.main_memory(layout)
     engine = _engine_memory(problem, layout, prediction)
     if layout.kind != "apart":
         trainer, engine = trainer | {f"{name} while sampling": size for name, size in engine.items()}, {}
-    return Option(prediction=prediction, goodput=kept, trainer=trainer, engine=engine, main_memory=main_memory)
+    return Option(prediction=prediction, goodput=productive, trainer=trainer, engine=engine, main_memory=main_memory)
 
 
 def _engine_memory(problem: Problem, layout: ParallelLayout, prediction: StepTime) -> dict[str, int]:

@@ -21,7 +21,7 @@ from outdo.utils.rng import Stream
 
 
 class PresampledEngine:
-    """An engine that has some answers already: `answers`, by the stream of their requests. Each is given out once."""
+    """An engine that has some completions already, by the stream of their requests. Each is given out once."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

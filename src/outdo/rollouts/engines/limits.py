@@ -3,8 +3,8 @@
 SEQUENCES_AT_A_TIME = 256
 """How many sequences the built-in engine samples at a time in each process."""
 
-KEPT_BYTES = 2**30
-"""Bytes of keys and values that the built-in engine keeps in each process for the next turns of episodes."""
+EPISODE_CACHE_BYTES = 2**30
+"""Bytes of keys and values that the built-in engine caches in each process for the next turns of episodes."""
 
 CPU_BLOCK, ACCELERATOR_BLOCK = 64, 512
 """Tokens of a block: the cache of keys and values grows by blocks, and attention sums over blocks."""

@@ -5,7 +5,7 @@ import math
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS, PACKED_BYTES
-from outdo.rollouts.engines.limits import ACCELERATOR_BLOCK, CPU_BLOCK, KEPT_BYTES, SEQUENCES_AT_A_TIME
+from outdo.rollouts.engines.limits import ACCELERATOR_BLOCK, CPU_BLOCK, EPISODE_CACHE_BYTES, SEQUENCES_AT_A_TIME
 from outdo.run.check.sequence_lengths import SequenceLengths, largest_micro_batch
 
 FLOAT32 = 4
@@ -55,7 +55,7 @@ def kept_turns(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> i
     """Compute the bytes of keys and values that are kept between the turns of episodes; None for single answers."""
     if recipe.environment is None or (every := kv_cache(facts, recipe, lengths)) is None:
         return None
-    return min(every, KEPT_BYTES)
+    return min(every, EPISODE_CACHE_BYTES)
 
 
 def sampled_logits(facts: ModelFacts, recipe: Recipe) -> int | None:

@@ -7,7 +7,7 @@ neighbours (see `kv_cache.py`; matrix products have a multiple of four rows, bec
 number of rows otherwise).
 
 The tokens after a prompt are read in the way in which they would be sampled. So the next turn of an episode has the
-same bits, whether keys and values of the turns before it are kept (see `episode_cache.py`) or computed again.
+same bits, whether keys and values of the turns before it are cached (see `episode_cache.py`) or computed again.
 """
 
 from collections import Counter, deque
@@ -63,7 +63,7 @@ class BuiltinEngine:
         self.rows = rows
         self.choice = choose_way(policy, sample) if choice is None and policy is not None else choice
         self.episode_cache = EpisodeCache()
-        self._cached_version: int | None = None  # of the weights that computed what is kept
+        self._cached_version: int | None = None  # of the weights that computed what is cached
         self._sequences: Sequence[SequenceState] = ()  # of the last call
 
     @property
@@ -115,20 +115,20 @@ class BuiltinEngine:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order. An answer ends at the end of the model's context.
 
-        If memory does not suffice, it drops what it keeps of episodes; after that it samples half as many sequences at
+        If memory does not suffice, it empties the cache of episodes; after that it samples half as many sequences at
         a time from then on, down to one.
         """
         if not requests:
             return []
         while True:
-            has_kept = len(self.episode_cache) > 0
+            has_cached = len(self.episode_cache) > 0
             try:
                 return self._generate(requests, sampling)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
                 self.episode_cache.drop()
-                if has_kept:
+                if has_cached:
                     continue
                 if min(self.rows, len(requests)) <= 1:
                     raise EngineError(
@@ -168,7 +168,7 @@ def sample(
     rows: int = SEQUENCES_AT_A_TIME,
     episode_cache: EpisodeCache | None = None,
 ) -> None:
-    """Sample every sequence to its end, up to `rows` at a time. Without `episode_cache` nothing is kept of episodes."""
+    """Sample every sequence to its end, up to `rows` at a time. Without `episode_cache` no episode is cached."""
     # `generate` calls the model's own attention, also of a model that is trained in the shared way.
     forward = policy.forward if way.continuous else policy.forward.with_way("padded")
     routers = forward.routers if sampling.routes and way.continuous else None
@@ -243,9 +243,9 @@ class ContinuousBatch:
     def _admit(self, sequences: list[SequenceState], waiting_by_prompt: Counter[tuple[int, ...]]) -> None:
         """Give each sequence a row of the cache, and sample its first token."""
         first = len(self.active)
-        kept = [self.episode_cache.take(sequence.request) for sequence in sequences]
-        self._prefill([sequence for sequence, known in zip(sequences, kept, strict=True) if known is None])
-        calls = [self._known_calls(*each) for each in zip(sequences, kept, strict=True)]
+        cached = [self.episode_cache.take(sequence.request) for sequence in sequences]
+        self._prefill([sequence for sequence, known in zip(sequences, cached, strict=True) if known is None])
+        calls = [self._known_calls(*each) for each in zip(sequences, cached, strict=True)]
         for _, same in groupby(range(len(sequences)), key=lambda place: id(calls[place])):
             places = list(same)
             self.cache.admit(len(self.active), len(places), calls[places[0]])
@@ -257,12 +257,12 @@ class ContinuousBatch:
             if waiting_by_prompt[sequence.prompt] == 0:
                 self.prefilled.pop(sequence.prompt, None)
 
-    def _known_calls(self, sequence: SequenceState, kept: CachedEpisode | None) -> Sequence[KeysValues]:
-        """Return the keys and values with which a sequence begins: those of its prompt, or what is kept of it."""
-        if kept is None:
+    def _known_calls(self, sequence: SequenceState, cached: CachedEpisode | None) -> Sequence[KeysValues]:
+        """Return the keys and values with which a sequence begins: those of its prompt, or of its cached episode."""
+        if cached is None:
             return self.prefilled[sequence.prompt].calls
-        sequence.routes = kept.turn.routes
-        return kept.calls
+        sequence.routes = cached.turn.routes
+        return cached.calls
 
     def _prefill(self, sequences: Sequence[SequenceState]) -> None:
         """Compute those prompts of some sequences that are not prefilled."""

@@ -1,7 +1,7 @@
 """Keys and values of episodes that wait for their environment, so that the next turn reads only what is new.
 
 They are a copy of what the engine would compute again, bit for bit on a CPU in float32. So an episode may lose them at
-any time: what does not fit is not kept, and the next turn reads the whole episode again.
+any time: what does not fit is not cached, and the next turn reads the whole episode again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues
 from outdo.rollouts.engines.builtin.sequences import SequenceState
-from outdo.rollouts.engines.limits import KEPT_BYTES
+from outdo.rollouts.engines.limits import EPISODE_CACHE_BYTES
 from outdo.types import Request
 from outdo.utils.rng import Stream
 
@@ -39,9 +39,9 @@ class CachedEpisode:
 
 
 class EpisodeCache:
-    """What is kept of episodes, by their names; at most `most` bytes of it."""
+    """The cached episodes, by their names; at most `most` bytes of keys and values."""
 
-    def __init__(self, most: int = KEPT_BYTES) -> None:
+    def __init__(self, most: int = EPISODE_CACHE_BYTES) -> None:
         self.most = most
         self.size = 0
         self._episodes: dict[Stream, CachedEpisode] = {}
@@ -50,7 +50,7 @@ class EpisodeCache:
         return len(self._episodes)
 
     def take(self, request: Request) -> CachedEpisode | None:
-        """Remove and return what is kept of the episode of a request; None if the request does not continue it."""
+        """Remove and return the cached episode of a request; None if the request does not continue it."""
         if request.episode is None or (cached := self._remove(request.episode)) is None:
             return None
         return cached if cached.continues(request) else None
@@ -68,7 +68,7 @@ class EpisodeCache:
             self.size += cached.size
 
     def drop(self, episodes: Iterable[Stream] | None = None) -> None:
-        """Drop what is kept of some episodes, or of all."""
+        """Drop some episodes, or all."""
         for episode in list(self._episodes) if episodes is None else episodes:
             self._remove(episode)
 
