@@ -28,7 +28,10 @@ def hook(run: TrackedRun, *, function: str, **options: Any) -> Iterator[Log]:
 
 @contextmanager
 def on_end(run: TrackedRun, *, command: str) -> Iterator[Log]:
-    """Run a command of the shell when the run has ended, with `OUTDO_RUN` and `OUTDO_STATE` in its environment."""
+    """Run a command of the shell when the run has ended, with `OUTDO_RUN` and `OUTDO_STATE` in its environment.
+
+    It also runs after a fault from which `--restarts` goes on: no process knows of this when the run ends.
+    """
     yield _nothing
     environment = os.environ | {"OUTDO_RUN": str(run.folder.resolve()), "OUTDO_STATE": str(run.state)}
     status = subprocess.run(command, shell=True, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
