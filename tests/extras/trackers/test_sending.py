@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from run_cases import alive, wait_until
 from outdo.config.recipe import Piece
 from outdo.extras.record import parquet
 from outdo.extras.trackers import sending as module
+from outdo.extras.trackers.base import TrackedRun, file_stem
 from outdo.extras.trackers.sending import sending
 from outdo.extras.trackers.steps import steps_of
 from outdo.run.folder.run_folder import RunFolder
@@ -42,6 +44,19 @@ def hang(step):
     child = subprocess.Popen(["sleep", "3600"])
     beside("child").write_text(str(child.pid))
     time.sleep(3600)
+
+
+def stall(step):
+    time.sleep(30)
+
+
+def take_turns(step, *, who):
+    # The first one goes on when the test says so, or when the second one has not waited for it.
+    noted = beside("turns")
+    noted.open("a").write(f"{who} ")
+    while who == "first" and not beside("go").exists() and "second" not in noted.read_text():
+        time.sleep(0.05)
+    noted.open("a").write(f"{who} ")
 """
 
 
@@ -95,7 +110,7 @@ def test_a_process_that_does_not_keep_its_deadline_is_killed(run, monkeypatch):
         wait_until(lambda: noted(run) == [1], seconds=600)
         (process,) = children_of_this_process()
         os.kill(process, signal.SIGSTOP)
-    assert "the end of the run was not delivered: its process has ended" in said[-1]
+    assert "not delivered: its process has ended" in said[-1]
 
 
 def children_of_this_process() -> list[int]:
@@ -141,6 +156,67 @@ def test_who_started_the_trackers_and_was_killed_or_interrupted_leaves_them_thei
         follower.wait()
     wait_until(lambda: noted(run) == [1, 2], seconds=600)
     wait_until(lambda: not alive(int((run / "child").read_text())), seconds=600)
+
+
+def test_a_tracker_that_hangs_while_a_run_that_has_ended_is_sent_is_killed(run):
+    append(run, 1)
+    said: list[str] = []
+    with sending(run, [tracker(run, "stall", deadline=1)], said.append, follow=False) as lost:
+        pass
+    assert "1 of 1 steps were not delivered: nothing was delivered for 1 s" in said[-1]
+    assert len(lost) == 1
+
+
+def test_a_process_waits_until_the_one_that_serves_its_tracker_has_ended(run):
+    append(run, 1)
+    said: list[str] = []
+    turns = run / "turns"
+    with ExitStack() as first:
+        first.enter_context(sending(run, [tracker(run, "take_turns", who="first")], print, follow=True))
+        wait_until(has_text(turns), seconds=600)
+        with sending(run, [tracker(run, "take_turns", who="second")], said.append, follow=True) as lost:
+            wait_until(lambda: bool(said) or "second" in turns.read_text(), seconds=600)
+            (run / "go").touch()
+            first.close()
+    assert turns.read_text().split() == ["first", "first", "second", "second"]
+    assert "waiting until another process that sends this run to it has ended" in said[0]
+    assert not lost
+
+
+def test_a_fault_without_a_reason_says_so(run):
+    append(run, 1)
+    said: list[str] = []
+    with sending(run, [tracker(run, "note")], said.append, follow=False):
+        wait_until(lambda: noted(run) == [1] and not children_of_this_process(), seconds=600)
+        append(run, 2)
+    assert "1 of 2 steps were not delivered: it gave no reason; see " in said[-1]
+
+
+def test_a_tracker_that_cannot_be_started_does_not_end_the_others(run):
+    append(run, 1)
+    said: list[str] = []
+    bad, good = tracker(run, "hang"), tracker(run, "note")
+    (run / "trackers" / f"{file_stem(bad.name)}.log").mkdir(parents=True)
+    with sending(run, [bad, good], said.append, follow=True) as lost:
+        pass
+    assert noted(run) == [1]
+    assert lost == [bad.name]
+    assert f"{bad.name}: does not track this run: its process cannot be started: " in said[0]
+
+
+def test_a_run_folder_without_room_for_trackers_is_one_sentence(run):
+    (run / "trackers").symlink_to(run / "nowhere")  # as in a read-only folder, mkdir fails
+    with pytest.raises(RunFolderError, match="trackers: cannot be created: "), sending(run, [], print, follow=False):
+        pass
+
+
+def test_a_run_that_is_sent_anew_keeps_its_id_until_it_has_another_one(run):
+    resumed, anew = (TrackedRun(run, "mine", 0, anew, print) for anew in (False, True))
+    (run / "trackers").mkdir()
+    resumed.keep_id("old")
+    assert (resumed.id, anew.id) == ("old", None)
+    anew.keep_id("new")
+    assert resumed.id == "new"
 
 
 def steps(run: Path, **options) -> list[tuple[int, dict[str, float]]]:

@@ -11,8 +11,10 @@ from run_cases import Command, metrics, outdo_, timeless, together, wait_until, 
 
 from outdo.cli.train import run_train
 from outdo.extras.trackers.base import dashboard_names
+from outdo.extras.trackers.command import command as track
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
+from outdo.run.folder.run_folder import RunFolder
 from outdo.utils.errors import UserError
 
 SIX = ("train", "recipe.toml", "run=./run", "steps=6", "checkpoint.every=3", "eval.every=3")
@@ -134,6 +136,27 @@ def test_a_run_that_goes_on_can_be_followed_to_its_end(tracked_home):
     assert training.wait() == 0, training.said
     lines = (tracked_home / "noted.jsonl").read_text().splitlines()
     assert [json.loads(line)[0] for line in lines] == list(range(21))
+
+
+def test_a_run_that_goes_on_cannot_be_followed_for_a_tracker_of_its_own(tracked_home, monkeypatch):
+    monkeypatch.chdir(tracked_home)
+    run = tracked_home / "run"
+    with RunFolder(run):
+        (run / "recipe.toml").write_text(f'track = "hooks.py:crash"\n{(tracked_home / "recipe.toml").read_text()}')
+        (run / "environment.json").write_text("{}")
+        with pytest.raises(UserError, match=r"--to hooks.py:crash: .*run is active, and its recipe names this tracker"):
+            track(run, ["hooks.py:crash"], follow=True)
+
+
+def test_a_tracker_that_fails_to_be_sent_a_run_keeps_its_id(tracked_home, monkeypatch):
+    monkeypatch.chdir(tracked_home)
+    run = tracked_home / "run"
+    (run / "trackers").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    for name in ("recipe.toml", "environment.json", "trackers/hooks_py_crash.json"):
+        (run / name).write_text("{}")
+    assert track(run, ["hooks.py:crash"]) == 1
+    assert (run / "trackers" / "hooks_py_crash.json").exists()
 
 
 def test_a_command_runs_at_the_end_of_a_run_and_learns_its_state(tracked_home):

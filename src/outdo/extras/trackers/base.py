@@ -18,10 +18,13 @@ from outdo.utils.atomic import write_json_atomically
 from outdo.utils.secrets import redact
 
 FOLDER = "trackers"
-"""In the run folder: the id of each tracker's run, what its client has printed, and the files of wandb."""
+"""In the run folder: the id of each tracker's run, its lock, what its client has printed, and the files of wandb."""
 
 COMMON = {"completions": 16, "deadline": 60.0}
-"""The options of every tracker: rows of the table of completions (0: no table), and seconds to end after the run."""
+"""The options of every tracker: rows of the table of completions (0: no table), and seconds to end after the run.
+
+Of a run that has ended, the seconds count from the last delivery.
+"""
 
 Completions = Sequence[Mapping[str, Any]]
 """Rows of the completions table, see `outdo.extras.trackers.steps`."""
@@ -42,6 +45,7 @@ class TrackedRun:
     folder: Path
     tracker: str  # its name in the recipe
     after: int  # the last step before those that are logged; 0 at the start of a run
+    anew: bool  # whether the tracker begins another run of it, although it has one
     say: Callable[[str], None]  # shows a line to the user
 
     @property
@@ -53,10 +57,10 @@ class TrackedRun:
     def id(self) -> str | None:
         """The id under which the tracker knows this run, so that a resumed run continues there; None if it is new."""
         path = id_file(self.folder, self.tracker)
-        return json.loads(path.read_bytes())["id"] if path.exists() else None
+        return json.loads(path.read_bytes())["id"] if path.exists() and not self.anew else None
 
     def keep_id(self, run_id: str) -> str:
-        """Keep the id for later starts of this run, and return it."""
+        """Keep the id of a run that the tracker has begun or continued, for later starts, and return it."""
         write_json_atomically(id_file(self.folder, self.tracker), {"id": run_id})
         return run_id
 
@@ -83,6 +87,11 @@ class TrackedRun:
 def id_file(folder: Path, tracker: str) -> Path:
     """Return the file with the id of a tracker's run."""
     return folder / FOLDER / f"{file_stem(tracker)}.json"
+
+
+def lock_file(folder: Path, tracker: str) -> Path:
+    """Return the file that the process of a tracker locks until it ends."""
+    return folder / FOLDER / f"{file_stem(tracker)}.lock"
 
 
 def file_stem(tracker: str) -> str:

@@ -10,16 +10,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from outdo.config.names import TRACKERS
 from outdo.config.recipe import Piece
 from outdo.extras.trackers.base import COMMON, FOLDER, file_stem
+from outdo.extras.trackers.send import LAST
 from outdo.extras.trackers.steps import steps_of
 from outdo.utils import atomic
+from outdo.utils.errors import RunFolderError
 
 AT_ONCE = 2.0
 """Seconds of waiting that need no line for the user."""
@@ -37,22 +40,34 @@ def sending(
     follow: bool,
     after: int = 0,
     evaluated: bool = True,
+    anew: bool = False,
 ) -> Iterator[list[str]]:
-    """Send what `steps_of` yields to trackers, all at the same time; the value is in the end who did not get all of it.
+    """Send what `steps_of` yields to trackers, all at the same time.
 
-    To `follow` a run is to send its steps while the `with` block runs. After the block each tracker has its deadline
-    for what is left, and is waited for; after Ctrl-C it has this time too, but nobody waits. A run that is not followed
-    is sent to its end.
+    Yield a list that in the end holds the names of the trackers that lack something; `say` gets a sentence for each.
 
-    Raises: OSError if a process cannot be started.
+    With `follow` the steps are sent while the `with` block runs. After the block this function waits for what is left,
+    for each tracker as long as its deadline; after Ctrl-C it does not wait, and the trackers have the same time.
+    Without `follow` it waits after the block until all steps are sent, and the deadline of a tracker counts from its
+    last delivery. With `anew` each tracker begins another run, whose id replaces the one that is kept.
+
+    Raises: RunFolderError if the folder of the trackers cannot be made.
     """
-    atomic.make_folder(run / FOLDER)
+    try:
+        atomic.make_folder(run / FOLDER)
+    except OSError as error:
+        raise RunFolderError(f"{run / FOLDER}: cannot be created: {error.strerror}") from error
+    shared = {"after": after, "evaluated": evaluated, "follow": follow, "anew": anew}
     lost: list[str] = []
     senders: list[_Sender] = []
     waits = True
     try:
         for tracker in trackers:
-            senders.append(_Sender(tracker, run, say, after=after, evaluated=evaluated, follow=follow))
+            try:
+                senders.append(_Sender(tracker, run, say, shared))
+            except OSError as error:
+                lost.append(tracker.name)
+                say(f"{tracker.name}: does not track this run: its process cannot be started: {error}")
         yield lost
     except KeyboardInterrupt:
         waits = False
@@ -70,9 +85,7 @@ def sending(
 class _Sender(Thread):
     """The process that sends a run to one tracker, and the thread that listens to it."""
 
-    def __init__(
-        self, tracker: Piece, run: Path, say: Callable[[str], None], *, after: int, evaluated: bool, follow: bool
-    ) -> None:
+    def __init__(self, tracker: Piece, run: Path, say: Callable[[str], None], shared: Mapping[str, Any]) -> None:
         super().__init__(name=f"tracker {tracker.name}", daemon=True)
         self.tracker = tracker
         self._folder = run
@@ -86,14 +99,12 @@ class _Sender(Thread):
         if tracker.name not in TRACKERS:
             options["function"] = tracker.name
         setup = {
+            **shared,
             "folder": str(run.resolve()),
             "name": tracker.name,
             "spec": TRACKERS.get(tracker.name, "outdo.extras.trackers.hooks:hook"),
             "options": options,
             **common,
-            "after": after,
-            "evaluated": evaluated,
-            "follow": follow,
         }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -149,7 +160,7 @@ class _Sender(Thread):
         if not missing and self._word == "ended":
             return None
         what = f"{missing} of {steps} steps were" if missing else "the end of the run was"
-        told = self._word in ("refused", "failed", "ended")
-        why = self._reason if told else f"its process has ended; see {self._log}"
+        unknown = "it gave no reason" if self._word in LAST else "its process has ended"
+        why = (self._reason if self._word in LAST else "") or f"{unknown}; see {self._log}"
         again = f"`outdo track {self._folder} --to {self.tracker.name}` sends the whole run"
         return f"{self.tracker.name}: {what} not delivered: {why}; {again}"

@@ -20,13 +20,14 @@ def trackio(
     client: Any = import_module("trackio")  # which outdo's own tests and checks run without: it needs an older pillow
     tracked = client.init(
         project,
-        name=run.id or run.keep_id(f"{run.name}-{secrets.token_hex(3)}"),
+        name=run.id or f"{run.name}-{secrets.token_hex(3)}",
         group=group,
         space_id=space_id,
         config=run.settings,
         resume="allow",
         embed=False,
     )
+    run.keep_id(tracked.name)
 
     def log(step: int, metrics: Mapping[str, float], completions: Completions) -> None:
         table = {}

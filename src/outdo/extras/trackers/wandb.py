@@ -20,12 +20,13 @@ def wandb(
         entity=entity,
         group=group,
         name=run.name,
-        id=run.id or run.keep_id(secrets.token_hex(4)),
+        id=run.id or secrets.token_hex(4),
         resume="allow",
         config=run.settings,
         dir=run.folder / FOLDER,
         settings=client.Settings(console="off"),
     )
+    run.keep_id(tracked.id)
     if not tracked.offline:
         run.say(f"wandb: {tracked.url}")
 

@@ -11,7 +11,7 @@ from outdo.run.checkpoints.run_state import TAIL
 from outdo.run.display import Display
 from outdo.run.folder.run_folder import read_metrics
 from outdo.run.watchers import Watcher
-from outdo.utils.errors import UserError
+from outdo.utils.errors import RunFolderError, UserError
 from outdo.utils.world import World
 
 
@@ -43,6 +43,6 @@ class _Tracking(Watcher):
         track, say = self.recipe.track, self.display.say
         try:
             self.until.enter_context(sending(self.folder, track, say, follow=True, after=after, evaluated=evaluated))
-        except OSError as error:
+        except RunFolderError as error:
             say(f"track: the trackers do not track this run: {error}")
         yield
