@@ -10,6 +10,8 @@ import pytest
 
 from outdo.extras.quickstart import settings
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 INSTALL = "%pip install --quiet outdo"

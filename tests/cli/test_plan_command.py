@@ -7,6 +7,8 @@ import pytest
 from run_cases import outdo_, write_home
 from test_light_start import CLI, loaded
 
+pytestmark = pytest.mark.release
+
 
 def flat(said: str) -> str:
     """The text without line breaks."""

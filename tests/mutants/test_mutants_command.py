@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from guard_table import Guard, read_guards
 
+pytestmark = pytest.mark.release
+
 SOURCE = """
 def root(number):
     if number < 0:

@@ -11,6 +11,8 @@ from run_cases import cold, outdo_, steps_done, together, wait_until
 from run_cases import family as processes_of
 from test_replicated_runs import DIVIDED, finished, second_of, tokens, undisturbed, weights
 
+pytestmark = pytest.mark.release
+
 STEPS = 6
 LABELS = (
     "import pathlib\n\n\ndef label(completion):\n"

@@ -20,6 +20,8 @@ from outdo.rewards import RewardInput, Status, WeightedSum, load_reward
 from outdo.rewards.types import DEADLINE, RewardOutput
 from outdo.utils.errors import EngineError, RewardError, UserError, WorkerError
 
+pytestmark = pytest.mark.release
+
 if find_spec("ray") is None:
     pytest.skip("needs ray", allow_module_level=True)
 

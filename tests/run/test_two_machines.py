@@ -18,7 +18,7 @@ from two_machines import WHY_NOT, Machine, two_machines
 
 import outdo
 
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.release]
 
 OWN_NAME = "127.0.1.1"
 """As on Debian and Ubuntu: a machine finds itself where the other one does not."""

@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, Page, expect
 from run_folders import write_small_run
 from test_held_out import answers, record
 
+pytestmark = pytest.mark.release
+
 TARGETS = "button, a[href], input, select, summary, [role=button], [role=treeitem], [tabindex='0']:not([role=gridcell])"
 TOKENS = "[role=gridcell]"
 SMALL = """selector => [...document.querySelectorAll(selector)].filter(each => {

@@ -36,6 +36,8 @@ from outdo.testing import tiny_model
 from outdo.types import Completion
 from outdo.utils.errors import DeliveryError, EngineError, EngineLostError
 
+pytestmark = pytest.mark.release
+
 if find_spec("ray") is None:
     pytest.skip("needs ray", allow_module_level=True)
 

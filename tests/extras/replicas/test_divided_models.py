@@ -16,6 +16,8 @@ from divided_cases import (
     weights_of_one_part_that_are_not_finite_are_not_saved,
 )
 
+pytestmark = pytest.mark.release
+
 CHECKS = [
     a_start_takes_a_part_of_the_memory,
     each_replica_reads_its_part,

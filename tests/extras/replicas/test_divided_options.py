@@ -9,6 +9,8 @@ from divided_options import (
     the_memory_of_a_replica_is_what_the_check_of_a_recipe_says,
 )
 
+pytestmark = pytest.mark.release
+
 CHECKS = [
     the_memory_of_a_replica_is_what_the_check_of_a_recipe_says,
     offloaded_models_compute_the_same_bits,

@@ -13,6 +13,8 @@ from divided_rewards import (
     the_replicas_share_the_answers,
 )
 
+pytestmark = pytest.mark.release
+
 CHECKS = [
     a_divided_reward_model_takes_a_part_of_the_memory,
     a_divided_reward_model_scores_as_one_process_does,

@@ -23,6 +23,8 @@ from sequence_cases import (
     updates_of_other_architectures,
 )
 
+pytestmark = pytest.mark.release
+
 CHECKS = [
     updates_of_all_objectives,
     updates_in_float64,
