@@ -134,6 +134,7 @@ def _run_pytest(tests: Sequence[str], root: Path, source: Path, *, output: bool)
     os.environ |= {"PYTHONPATH": str(source), **needs}
     # Assertions of the modules that are preloaded are not rewritten. They are not those of the tests.
     options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options += ["-m", "not long"]  # those of `make test-release` too
     status = -1
     try:
         status = int(pytest.main([*options, *(f"tests/{test}" for test in tests)]))
