@@ -95,7 +95,7 @@ def run_to_end(
         display.say(f"complete: {done}")
         status = 0
     else:
-        check_free_space(folder, run)
+        check_free_space(folder, run, progress.step)
         describe_run(folder, run, progress.step, changes)
         progress.version = run.models.version
         status = _run_steps(folder, run, progress, display)

@@ -143,8 +143,9 @@ def run_plan(
                 display.say(line)
             atomic.write_json_atomically(folder.path / SETTINGS, plan.settings)
             training = _loaded(plan, newest, state)
-            free_space.check(folder.path, free_space.needed(training.weights(), keep=1))
             done = newest.step if newest else 0
+            left = training.steps - done
+            free_space.check(folder.path, free_space.needed(training.weights(), keep=1, steps=left))
             if resumed:
                 display.say(f"resumed after step {done} of {training.steps}")
             return _Loop(plan, training, out, folder, display, done=done).run()

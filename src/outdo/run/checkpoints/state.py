@@ -94,14 +94,15 @@ def state_of(run: Run, progress: Progress) -> dict[str, Any]:
     }
 
 
-def check_free_space(folder: RunFolder, run: Run) -> None:
-    """Raise `DiskFullError` if the disk has too little space for the checkpoints of a run."""
+def check_free_space(folder: RunFolder, run: Run, done: int) -> None:
+    """Raise `DiskFullError` if the disk has too little space for the checkpoints after step `done`."""
     models = run.models
     trains_critic = models.critic is not None and models.critic.trains_model
     trained = 1 + trains_critic + len(run.online_reward_models)  # models saved with two moments each, about
     copies = 3 * trained + (models.reference is not None) + run.rollouts.lag  # weights of batches not sampled yet
     weights = models.policy.optimiser.weights  # with an adapter, only its weights are saved
-    needed = free_space.needed(weights, copies=copies, keep=run.recipe.checkpoint.keep)
+    recipe = run.recipe
+    needed = free_space.needed(weights, copies=copies, keep=recipe.checkpoint.keep, steps=recipe.steps - done)
     free_space.check(folder.path, needed)
 
 

@@ -10,15 +10,16 @@ from outdo.utils.errors import DiskFullError
 from outdo.utils.sharded_tensors import own_part
 
 
-def needed(weights: Mapping[str, Tensor], *, copies: int = 3, keep: int = 2) -> int:
-    """Estimate the bytes on disk that the checkpoints of a run need.
+def needed(weights: Mapping[str, Tensor], *, copies: int = 3, keep: int = 2, steps: int) -> int:
+    """Estimate the bytes on disk that the checkpoints of the `steps` steps that are left need.
 
     `copies` is how often a checkpoint holds something of the size of `weights`: 3 for the weights and AdamW's two
     moments, one more for a reference. `keep` newest ones are kept; the best one, and the one being written, are added.
+    No step has more than one checkpoint.
     """
     # Tied weights once. Of a divided weight, all parts count, and this process may hold none.
     distinct = {own_part(tensor).data_ptr() or id(tensor): tensor.nbytes for tensor in weights.values()}
-    return (keep + 2) * (copies * sum(distinct.values()) + 2**24)  # 16 MiB: tokenizer, JSON, manifest
+    return min(keep + 2, steps) * (copies * sum(distinct.values()) + 2**24)  # 16 MiB: tokenizer, JSON, manifest
 
 
 def check(folder: Path, size: int) -> None:
