@@ -28,7 +28,7 @@ QUICK_TESTS := algorithms config data test_loop.py test_shape_checks.py types ro
 LOCKED   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 INSTALL  := $(LOCKED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test quick check test-release test-long test-lowest test-newest lock mutants bench vllm docs release clean
+.PHONY: quickstart test quick check test-release test-long test-lowest test-newest lock mutants mutate bench vllm docs release clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -66,6 +66,11 @@ lock: $(BIN)/uv
 
 mutants: $(VENV)/.installed-for-tests
 	$(BIN)/python tests/mutants/mutants.py $(ARGS)
+
+# Changes FILES in every way that mutmut knows, and lists the changes that TESTS do not notice.
+mutate: $(VENV)/.installed-for-tests
+	$(INSTALL) mutmut==3.8.1
+	$(BIN)/python tests/mutants/mutate.py --files $(FILES) --tests $(TESTS)
 
 vllm: $(VLLM)/.installed
 
