@@ -7,9 +7,8 @@ run unchanged.
 import asyncio
 import inspect
 import threading
-import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +19,7 @@ from outdo.rewards.failures import output_of_error
 from outdo.rewards.options import SignatureKind, kind_of, reward_mistakes
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value, to_output, to_outputs
 from outdo.utils.errors import UserError
+from outdo.utils.event_loop import EventLoop
 from outdo.utils.imports import Signature, signature_of_object
 
 ACCEPTED_SIGNATURES = """\
@@ -30,38 +30,6 @@ ACCEPTED_SIGNATURES = """\
 
 TRAINER_ONLY = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """Arguments that only TRL's trainer can pass: a function may have these parameters if they have a default."""
-
-
-class EventLoop:
-    """An event loop on a daemon thread of its own, so that it also works inside the running loop of a notebook."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="outdo rewards")
-        self._thread.start()
-        self.close = weakref.finalize(self, _stop, self._loop, self._thread)
-
-    def run(self, awaitable: Awaitable[Any], *, timeout: float | None = None) -> Any:
-        """Wait for `awaitable` and return its result; an exception of it is raised here.
-
-        After `timeout` seconds it is cancelled, and `TimeoutError` is raised.
-        """
-        limited = asyncio.wait_for(_await(awaitable), timeout)
-        return asyncio.run_coroutine_threadsafe(limited, self._loop).result()
-
-
-async def _await(awaitable: Awaitable[Any]) -> Any:
-    try:
-        return await awaitable
-    except SystemExit as error:  # it would end the thread of the loop, and the caller would wait for ever
-        raise RuntimeError(f"sys.exit({error})") from error
-
-
-def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(timeout=1.0)
-    if not thread.is_alive():  # otherwise a call blocks the loop; the daemon thread ends with the process
-        loop.close()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class Episode:
     running: RunningAgent | None = None
     deadline: float = float("inf")  # in seconds of `monotonic`
     closed: bool = False
-    error: BaseException | None = None
+    error: Exception | None = None
     returned: Any = None
 
 
@@ -244,7 +244,12 @@ class Agent:
         check_completions(requests, completions)
         for (arrived, prepared), completion in zip(calls, completions, strict=True):
             session, text = arrived.episode.session, engine.decode(completion.token_ids)
-            arrived.answer.set_result(session.record(prepared, completion, text))
+            try:
+                answer = session.record(prepared, completion, text)
+            except Exception as error:
+                arrived.answer.set_exception(_as_call_error(error))
+            else:
+                arrived.answer.set_result(answer)
 
 
 def _gather(inbox: Inbox, running: set[Episode]) -> tuple[list[Arrived], set[Episode]]:
@@ -279,13 +284,19 @@ def _prepare(arrived: Arrived) -> Prepared | None:
     """Return the tokens of a call; None if it is answered already, with an error or with nothing."""
     try:
         prepared = arrived.episode.session.prepare(arrived.call)
-    except CallError as error:
-        arrived.answer.set_exception(error)
+    except Exception as error:  # a tokenizer or a chat template may raise anything at what an agent has written
+        arrived.answer.set_exception(_as_call_error(error))
         return None
     if isinstance(prepared, Prepared):
         return prepared
     arrived.answer.set_result(prepared)
     return None
+
+
+def _as_call_error(error: Exception) -> CallError:
+    if isinstance(error, CallError):
+        return error
+    return CallError(f"this call cannot be answered: {type(error).__name__}: {error}")
 
 
 def _stop_texts(call: tuple[Arrived, Prepared]) -> tuple[str, ...]:
@@ -295,9 +306,10 @@ def _stop_texts(call: tuple[Arrived, Prepared]) -> tuple[str, ...]:
 def _take_outcome(episode: Episode) -> None:
     """Keep what an agent that has ended returned or raised."""
     assert episode.running is not None, "an episode that has ended was started"
-    outcome = episode.running.outcome
-    episode.error = outcome.exception()
-    episode.returned = None if episode.error else outcome.result()
+    try:
+        episode.returned = episode.running.outcome.result()
+    except Exception as error:
+        episode.error = error
 
 
 def _refuse_all(inbox: Inbox) -> None:
@@ -321,7 +333,7 @@ def _conversation(episode: Episode, version: int) -> Conversation:
     except ValueError as wrong:
         error = wrong
     if error is not None:
-        conversation.fail(error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}"))
+        conversation.fail(error)
     return conversation
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
+
 from outdo.models.prompt_encoding import Message, Tool
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -22,6 +24,10 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": {}}
 """Settings that would change the probabilities of tokens, and the value with which they do not."""
+
+
+MOST_STOPS = 16
+"""Stop texts of a call; each token that is sampled is compared with all of them."""
 
 
 class CallError(ValueError):
@@ -160,22 +166,30 @@ def _read_messages(messages: Any) -> list[Message]:
     names: dict[Any, str] = {}  # of the functions that the calls so far have named, by the id of the call
     read: list[Message] = []
     for message in messages:
-        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        given = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(given, str) or given not in ROLES:
             raise CallError(
                 f"messages: expected a role of {', '.join(ROLES)} in {str(message)[:100]}", param="messages"
             )
-        role = ROLES[message["role"]]
+        role = ROLES[given]
         one: dict[str, Any] = {"role": role, "content": _read_content(message.get("content"))}
         if role == "assistant":
             one |= _read_answer(message)
             names |= {call["id"]: call["function"]["name"] for call in one.get("tool_calls", ())}
         if role == "tool":
-            given = message.get("tool_call_id")
-            one |= {"name": names.get(given) or str(message.get("name") or "tool"), "tool_call_id": given}
+            call = _optional_text(message, "tool_call_id")
+            one |= {"name": names.get(call) or _optional_text(message, "name") or "tool", "tool_call_id": call}
         read.append(one)
     if read[-1]["role"] == "assistant":
         raise CallError("messages: the last one is the assistant's; nothing is continued", param="messages")
     return read
+
+
+def _optional_text(message: Mapping[str, Any], name: str) -> str | None:
+    value = message.get(name)
+    if value is not None and not isinstance(value, str):
+        raise CallError(f"messages: {name}: expected a text, found {str(value)[:100]}", param="messages")
+    return value
 
 
 def _read_content(content: Any) -> str:
@@ -195,21 +209,18 @@ def _read_answer(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(thought := message.get("reasoning_content") or message.get("reasoning"), str):
         found["reasoning_content"] = thought
     if calls := message.get("tool_calls"):
-        try:
-            found["tool_calls"] = [
-                {
-                    "id": call.get("id"),
-                    "type": "function",
-                    "function": {
-                        "name": call["function"]["name"],
-                        "arguments": _read_arguments(call["function"].get("arguments")),
-                    },
-                }
-                for call in calls
-            ]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CallError("messages: a call of a tool needs a function with a name", param="messages") from error
+        if not isinstance(calls, list):
+            raise CallError("messages: tool_calls: expected a list of calls", param="messages")
+        found["tool_calls"] = [_read_function_call(call) for call in calls]
     return found
+
+
+def _read_function_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise CallError("messages: a call of a tool needs a function with a name", param="messages")
+    function = {"name": function["name"], "arguments": _read_arguments(function.get("arguments"))}
+    return {"id": _optional_text(call, "id"), "type": "function", "function": function}
 
 
 def _read_arguments(arguments: Any) -> Any:
@@ -217,7 +228,7 @@ def _read_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments or {}
     try:
-        value = json.loads(arguments or "{}")
+        value = from_json(arguments or "{}", allow_inf_nan=False)
     except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments
@@ -225,7 +236,9 @@ def _read_arguments(arguments: Any) -> Any:
 
 def _read_tools(tools: Any) -> list[Tool]:
     if not isinstance(tools, list) or not all(
-        isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) and "name" in tool["function"]
+        isinstance(tool, Mapping)
+        and isinstance(tool.get("function"), Mapping)
+        and isinstance(tool["function"].get("name"), str)
         for tool in tools
     ):
         raise CallError('tools: expected a list of {"type": "function", "function": {"name": ...}}', param="tools")
@@ -233,10 +246,12 @@ def _read_tools(tools: Any) -> list[Tool]:
 
 
 def _read_stop(stop: Any) -> tuple[str, ...]:
-    texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(text, str) and text for text in texts):
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise CallError("stop: expected a text or a list of texts", param="stop")
-    return texts
+    if len(texts) > MOST_STOPS:
+        raise CallError(f"stop: expected at most {MOST_STOPS} texts, found {len(texts)}", param="stop")
+    return tuple(texts)
 
 
 def _written(message: Message) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import uvicorn
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -26,6 +27,9 @@ HOST = "127.0.0.1"
 
 MODEL = "policy"
 """The name under which the policy is listed; a call may name any other."""
+
+LONGEST_REQUEST = 2**23
+"""Bytes of a request. The longest contexts of today's models have about 2^20 tokens."""
 
 Submit = Callable[[ChatCall], "Future[ChatAnswer]"]
 """Takes a call of a session. The answer may be a `CallError`; it is cancelled if the session is closed."""
@@ -110,11 +114,13 @@ def _application(sessions: dict[str, Submit], port: int) -> Callable[[Scope, Rec
 
 async def _complete(request: Request, submit: Submit) -> Response:
     """Return the answer to a call when it is sampled."""
+    body = await _read_body(request)
     try:
-        body = json.loads(await request.body())
+        call = read_call(from_json(body, allow_inf_nan=False))  # refuses lone surrogates and deep nesting too
+    except CallError:
+        raise
     except ValueError as error:
         raise CallError(f"the request is no JSON: {error}") from error
-    call = read_call(body)
     try:
         answer = await asyncio.wrap_future(submit(call))
     except (asyncio.CancelledError, CancelledError) as error:
@@ -122,6 +128,16 @@ async def _complete(request: Request, submit: Submit) -> Response:
     if not call.stream:
         return JSONResponse(answer.body())
     return StreamingResponse(_events(answer, usage=call.stream_usage), media_type="text/event-stream")
+
+
+async def _read_body(request: Request) -> bytes:
+    """Return the body of a request; it is read no further than it may be long."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LONGEST_REQUEST:
+            raise CallError(f"the request has more than {LONGEST_REQUEST} bytes", code="request_too_large", status=413)
+    return bytes(body)
 
 
 async def _events(answer: ChatAnswer, *, usage: bool) -> AsyncIterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 
+from outdo.extras.episodes.episode import as_exception
 from outdo.types import Prompt
 
 GIVEN = ("base_url", "api_key", "http_client", "model")
@@ -63,10 +64,8 @@ class RunningAgent:
     def _work(self) -> None:
         try:
             self.outcome.set_result(self._result())
-        except SystemExit as error:
-            self.outcome.set_exception(RuntimeError(f"sys.exit({error})"))
         except BaseException as error:
-            self.outcome.set_exception(error)
+            self.outcome.set_exception(as_exception(error))
         finally:
             self._ended()
 

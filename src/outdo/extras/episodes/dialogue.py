@@ -16,7 +16,7 @@ from outdo.extras.episodes.conversation import (
     play_episodes,
     score_conversations,
 )
-from outdo.extras.episodes.episode import Player, Reply
+from outdo.extras.episodes.episode import Player, Reply, as_exception
 from outdo.extras.episodes.template import Parsed, Template
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.in_process import RewardLike, as_reward
@@ -119,14 +119,19 @@ class Dialogue:
         list(threads.map(self._begin_group, begun))
         added = threads.map(_begin_one, every)
         for group in begun:
-            self._add_to_prompt(group, [next(added) for _ in group])
+            try:
+                self._add_to_prompt(group, [next(added) for _ in group])
+            except UserError:
+                raise
+            except Exception as error:  # what `begin` returned may be no text that a tokenizer reads
+                _fail_all(group, error)
         return every
 
     def _make_one(self, conversation: Conversation) -> None:
         try:
             conversation.player = self.make()
-        except Exception as error:
-            conversation.fail(error)
+        except BaseException as error:
+            conversation.fail(as_exception(error))
 
     def _begin_group(self, group: Sequence[Conversation]) -> None:
         players = [each.player for each in group if each.player is not None]

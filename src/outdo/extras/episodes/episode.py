@@ -27,9 +27,9 @@ from typing import Any
 from outdo.extras.episodes.template import Parsed, Template, call_id
 from outdo.extras.episodes.tools import LateError, ToolBox, ToolError
 from outdo.models.prompt_encoding import Message
-from outdo.rewards.signatures import EventLoop
 from outdo.types import Prompt
 from outdo.utils.errors import MachineError
+from outdo.utils.event_loop import EventLoop
 from outdo.utils.text import text_or_json
 
 ROLES = ("user", "tool", "system")
@@ -164,10 +164,8 @@ def call_within(seconds: float, function: Callable[..., Any], /, *arguments: Any
         try:
             result = function(*arguments, **keywords)
             outcome.set_result(_loop().run(result, timeout=seconds) if inspect.isawaitable(result) else result)
-        except SystemExit as error:
-            outcome.set_exception(RuntimeError(f"sys.exit({error})"))
         except BaseException as error:
-            outcome.set_exception(error)
+            outcome.set_exception(as_exception(error))
 
     began = monotonic()
     threading.Thread(target=work, daemon=True, name="outdo environment").start()
@@ -177,6 +175,11 @@ def call_within(seconds: float, function: Callable[..., Any], /, *arguments: Any
     if cancelled or not in_time:
         raise LateError(f"{getattr(function, '__name__', 'the call')} had no result after {seconds:g} s")
     return outcome.result()
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return what a user's function raised as an `Exception`: `sys.exit` and `KeyboardInterrupt` there end no run."""
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
 
 
 @cache

@@ -1,6 +1,7 @@
 """Asks an OpenAI-compatible endpoint: many questions at once, within limits, again after faults, each request once."""
 
 import asyncio
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from outdo.extras.judge.limits import JudgeLimits, PerMinute
 from outdo.extras.judge.questions import JudgeQuestion
 from outdo.extras.judge.replies import JudgeReply, Replies, key_of
 from outdo.rewards.failures import BUSY_OR_BROKEN
-from outdo.rewards.signatures import EventLoop
 from outdo.rewards.types import Status
+from outdo.utils.event_loop import EventLoop
+from outdo.utils.http import Reply, ReplyError, fetch, http_client
 from outdo.utils.secrets import redact
 from outdo.utils.text import one_line
 
@@ -83,7 +85,7 @@ class ChatClient:
     ) -> list[Verdict | NoVerdictError]:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         keys = [self._key(question.messages) for question in questions]
-        async with httpx2.AsyncClient(timeout=self.limits.timeout, headers=headers) as http:
+        async with http_client(self.limits.timeout, headers) as http:
             call = _Call(self, http)
             tasks: dict[str, asyncio.Task[Verdict]] = {}
             for key, question in zip(keys, questions, strict=True):
@@ -168,51 +170,57 @@ class _Call:
             if self.refused is not None:
                 raise self.refused
             await self.client.wait()
-            try:
-                response = await self.http.post(f"{self.client.url}/chat/completions", json=body)
-            except httpx2.TimeoutException:
-                fault = NoVerdictError(Status.timed_out, f"no reply within {self.client.limits.timeout:g} s")
-                response = None
-            except httpx2.TransportError as error:
-                fault = NoVerdictError(Status.unavailable, f"{self.client.url}: {type(error).__name__}: {error}")
-                response = None
-            else:
-                if response.is_success:
-                    return _parse(response)
-                fault = self._fault(response)
+            reply, fault = await self._sent(body)
+            if fault is None:
+                return _parse(reply)
             if not attempts_left or fault.status is Status.failed:
                 raise fault
             self.client.counts["repeated"] += 1
             attempt = self.client.limits.retries - attempts_left
-            await asyncio.sleep(_pause(response, attempt) * (1 + spread))
+            await asyncio.sleep(_pause(reply, attempt) * (1 + spread))
         raise AssertionError("the last attempt returns or raises")
 
-    def _fault(self, response: httpx2.Response) -> NoVerdictError:
-        text = f"{self.client.url}: HTTP {response.status_code}: {one_line(response.text)}"
-        if response.status_code in BUSY_OR_BROKEN:
+    async def _sent(self, body: Mapping[str, Any]) -> tuple[Reply, NoVerdictError | None]:
+        """Send a request once; return its reply, empty if there is none, and what is wrong with it."""
+        url, seconds = self.client.url, self.client.limits.timeout
+        content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
+        nothing = Reply(0, {}, b"")
+        try:
+            reply = await fetch(self.http, "POST", f"{url}/chat/completions", content=content, seconds=seconds)
+        except (TimeoutError, httpx2.TimeoutException):
+            return nothing, NoVerdictError(Status.timed_out, f"no reply within {seconds:g} s")
+        except httpx2.TransportError as error:
+            return nothing, NoVerdictError(Status.unavailable, f"{url}: {type(error).__name__}: {error}")
+        except ReplyError as error:
+            return nothing, NoVerdictError(Status.failed, f"{url}: {error}")
+        return reply, None if 200 <= reply.status < 300 else self._fault(reply)
+
+    def _fault(self, reply: Reply) -> NoVerdictError:
+        text = f"{self.client.url}: HTTP {reply.status}: {one_line(reply.text)}"
+        if reply.status in BUSY_OR_BROKEN:
             return NoVerdictError(Status.unavailable, text)
         fault = NoVerdictError(Status.failed, text)
-        if response.status_code in REFUSED:
+        if reply.status in REFUSED:
             self.refused = fault
         return fault
 
 
-def _parse(response: httpx2.Response) -> JudgeReply:
+def _parse(reply: Reply) -> JudgeReply:
     """Return the reply in a chat completion. A reply without text is empty; without usage it has no tokens."""
     try:
-        answered = response.json()
+        answered = reply.json()
         text = answered["choices"][0]["message"].get("content") or ""
         usage = answered.get("usage") or {}
         counted = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
         input_tokens, output_tokens = counted
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        found = one_line(response.text)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError):
+        found = one_line(reply.text)
         raise NoVerdictError(Status.failed, f"the endpoint did not return a chat completion: {found}") from None
     return JudgeReply(text=str(text), input_tokens=input_tokens, output_tokens=output_tokens)
 
 
-def _pause(response: httpx2.Response | None, attempt: int) -> float:
+def _pause(reply: Reply, attempt: int) -> float:
     """Return the seconds before a request is sent again: what the endpoint asks for, or else twice those before."""
-    asked = "" if response is None else response.headers.get("Retry-After", "")
+    asked = reply.headers.get("Retry-After", "")
     seconds = float(asked) if asked.replace(".", "", 1).isdigit() else 2.0**attempt
     return min(seconds, LONGEST_PAUSE)

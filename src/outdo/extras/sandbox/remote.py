@@ -5,16 +5,14 @@ The program and its input are sent, never an expected output. What keeps program
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from typing import Any
 
 from outdo.extras.sandbox.base import DEFAULT_LIMITS, Ending, Limits, Outcome
 from outdo.rewards.failures import BUSY_OR_BROKEN
 from outdo.utils.errors import UserError
+from outdo.utils.http import UNREACHED, LongReplyError, ReplyError, send
 from outdo.utils.secrets import redact
 from outdo.utils.text import one_line
 
@@ -40,13 +38,6 @@ class _RetryLaterError(Exception):
 
 class _RefusedError(Exception):
     """The service will not answer this request."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key is for one host."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +87,28 @@ class Remote:
         Raises:
             _RetryLaterError, _RefusedError: there is no reply.
         """
-        headers = {"Content-Type": "application/json"}
-        if self.api_key:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        request = urllib.request.Request(
-            f"{self.url.rstrip('/')}/run_code", json.dumps(body).encode(), headers, method="POST"
-        )
-        most = 2 * _ESCAPED * limits.output + _SURROUNDINGS
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        content, most = json.dumps(body).encode(), 2 * _ESCAPED * limits.output + _SURROUNDINGS
+        url = f"{self.url.rstrip('/')}/run_code"
         try:
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=limits.wall_seconds) as response:
-                text = response.read(most + 1)
-        except urllib.error.HTTPError as error:
-            reason = f"HTTP {error.code}: {one_line(error.read(2000).decode(errors='replace'))[:200]}"
-            if error.code in BUSY_OR_BROKEN or error.code >= 500:
-                raise _RetryLaterError(reason, error.headers.get("Retry-After", "")) from None
-            raise _RefusedError(reason) from None
-        except (OSError, HTTPException) as error:
-            raise _RetryLaterError(f"{type(error).__name__}: {error}") from None
-        if len(text) > most:
+            answered = send("POST", url, content=content, headers=headers, seconds=limits.wall_seconds, most=most)
+        except LongReplyError:
             return None
+        except ReplyError as error:
+            raise _RefusedError(str(error)) from None
+        except UNREACHED as error:
+            raise _RetryLaterError(f"{type(error).__name__}: {error}") from None
+        if answered.status >= 300:
+            reason = f"HTTP {answered.status}: {one_line(answered.text[:2000])[:200]}"
+            if answered.status in BUSY_OR_BROKEN or answered.status >= 500:
+                raise _RetryLaterError(reason, answered.headers.get("Retry-After", ""))
+            raise _RefusedError(reason)
         try:
-            reply = json.loads(text)
+            reply = answered.json()
         except ValueError:
             reply = None
         if not isinstance(reply, dict) or "status" not in reply:
-            raise _RefusedError(f"it did not answer as a sandbox: {one_line(text.decode(errors='replace'))[:200]}")
+            raise _RefusedError(f"it did not answer as a sandbox: {one_line(answered.text)[:200]}")
         return reply
 
 

@@ -28,7 +28,8 @@ PATIENCE = 60.0
 FAILED_RESPONSES = ("Session terminated", "Server returned an error response")
 """What the library says for a status of HTTP: the server knows the session no more, or cannot answer at all."""
 
-logging.getLogger("mcp.client.streamable_http").setLevel(logging.CRITICAL)  # outdo says what failed
+for transport in ("streamable_http", "stdio"):  # outdo says what failed, once
+    logging.getLogger(f"mcp.client.{transport}").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,18 @@ from mcp_types import CallToolResult, EmbeddedResource, TextContent, TextResourc
 
 from outdo.extras.episodes.tools import LateError, Tool, ToolError
 from outdo.extras.tools.mcp_clients import Program, Service, is_loss
-from outdo.rewards.signatures import EventLoop
 from outdo.utils.errors import MachineError, UserError, did_you_mean
+from outdo.utils.event_loop import EventLoop
+from outdo.utils.text import one_line
 
 START = 120.0
 """Seconds for a connection to a server; a program may first install itself."""
 
 ANSWER = 30.0
 """Seconds in which a server that works lists its tools, also while a call is late."""
+
+MOST_TOOLS = 1000
+"""Tools of a server: their schemas stand in every prompt. A server whose list has no end has more."""
 
 MOST_LOST = 16
 """After so many calls in a row that each lost a connection of their own, the run ends."""
@@ -61,7 +65,7 @@ class McpServer:
         try:
             self._shared = self._loop.run(_Connection.open(first))
             self.schemas = self._loop.run(self._shared.schemas(), timeout=START)
-        except (LostError, MCPError, TimeoutError) as error:
+        except (LostError, MCPError, TimeoutError, ValueError) as error:  # of pydantic, for what no server may say
             self.close()
             raise UserError([f"the MCP server {self.name} cannot be used: {_reason(error)}"]) from error
 
@@ -184,10 +188,13 @@ class _Connection:
 
     async def schemas(self) -> list[dict[str, Any]]:
         """Return the schemas of the tools, as chat templates read them."""
-        pages = [await self.client.list_tools()]
-        while pages[-1].next_cursor is not None:
-            pages.append(await self.client.list_tools(cursor=pages[-1].next_cursor))
-        tools = [tool for page in pages for tool in page.tools]
+        page = await self.client.list_tools()
+        tools = list(page.tools)
+        while page.next_cursor is not None:
+            page = await self.client.list_tools(cursor=page.next_cursor)
+            tools += page.tools
+            if len(tools) > MOST_TOOLS or not page.tools:
+                raise LostError(f"its list of tools has no end: {len(tools)} so far")
         return [_schema(tool.name, tool.description or tool.title or "", tool.input_schema) for tool in tools]
 
     async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> CallToolResult:
@@ -197,6 +204,8 @@ class _Connection:
         except MCPError as error:
             if not is_loss(error):
                 raise ToolError("raised", str(error)) from error
+        except ValueError as error:  # of pydantic
+            raise ToolError("raised", f"the server sent what is no result: {one_line(str(error))}") from error
         except TimeoutError:
             if await self._answers():
                 raise LateError(f"{name} had no result after {seconds:g} s") from None
@@ -270,4 +279,4 @@ def _reason(error: BaseException) -> str:
     """Return the message of an error, or of the first one in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error) or type(error).__name__
+    return one_line(str(error)) or type(error).__name__

@@ -7,8 +7,8 @@ from functools import cache, partial
 from typing import Any
 
 from outdo.rewards import worker_main
-from outdo.rewards.signatures import EventLoop
 from outdo.utils.errors import UserError
+from outdo.utils.event_loop import EventLoop
 from outdo.utils.text import text_or_json
 
 MOST_CHARACTERS = 1 << 20

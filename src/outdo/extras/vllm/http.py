@@ -6,8 +6,6 @@ has: it can be evaluated, and a run that trains all weights is refused when they
 """
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,9 +18,12 @@ from outdo.extras.vllm.weights import bytes_in, bytes_of, why_merged, write_weig
 from outdo.models.adapter import has_adapter
 from outdo.rollouts.engines.base import PolicyView
 from outdo.utils.errors import EngineError, EngineLostError
+from outdo.utils.http import UNREACHED, ReplyError, send
 
 CONNECTIONS = 64
 """Requests that are sent at a time; the server batches them."""
+LONGEST_REPLY = 2**28
+"""Bytes of a response: the log-probabilities of a sequence are a hundred bytes for each token."""
 WAIT = 600.0
 """Seconds in which a server that does not answer may come back."""
 
@@ -142,17 +143,15 @@ class HttpServer:
 
         Raises: EngineLostError if the server does not answer in time or fails; EngineError if it refuses the request.
         """
-        request = urllib.request.Request(self.url + path, data=body, headers={"Content-Type": "application/json"})
+        method = "GET" if body is None else "POST"
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                content = response.read()
-        except urllib.error.HTTPError as error:
-            text = error.read().decode("utf-8", "replace")[:400]
-            kind = EngineLostError if error.code >= 500 else EngineError
-            raise kind(f"{self.url}{path}: HTTP {error.code}: {text}") from None
-        except (OSError, TimeoutError) as error:
-            raise EngineLostError(f"{self.url}{path}: no answer: {error}") from None
+            reply = send(method, self.url + path, content=body, seconds=self.timeout, most=LONGEST_REPLY)
+        except (*UNREACHED, ReplyError) as error:
+            raise EngineLostError(f"{self.url}{path}: no answer: {error or type(error).__name__}") from None
+        if reply.status >= 300:
+            kind = EngineLostError if reply.status >= 500 else EngineError
+            raise kind(f"{self.url}{path}: HTTP {reply.status}: {reply.text[:400]}")
         try:
-            return json.loads(content) if content else None
+            return reply.json() if reply.content else None
         except ValueError:
             return None
