@@ -52,9 +52,17 @@ def entry(metric: str) -> Entry | None:
     return None
 
 
+@cache
+def words() -> dict[str, str]:
+    """Return the words that a step's line, the page and the doctor show: the metric of each, or what it means."""
+    texts = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["words"]
+    titles = {each.title.lower(): each.name for each in entries() if "*" not in each.name}
+    return titles | {word: " ".join(text.split()) for word, text in texts.items()}
+
+
 def nearest(metric: str, names: Sequence[str] | None = None) -> str | None:
     """Return the name in `names` (or of all entries) that is most similar to `metric`; None if none is similar."""
-    names = [each.name for each in entries()] if names is None else names
+    names = [*(each.name for each in entries()), *words()] if names is None else names
     ends = {name.rpartition("/")[2]: name for name in reversed(names)}  # so that `greedy` finds `eval/greedy`
     similar = errors.nearest(metric, [*names, *ends])
     return similar if similar is None or similar in names else ends[similar]

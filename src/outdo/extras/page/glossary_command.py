@@ -24,25 +24,31 @@ TOPICS: Mapping[str, str] = {
 
 
 def command(
-    metric: Annotated[str | None, typer.Argument(help="unset: all of them", show_default=False)] = None,
+    metric: Annotated[
+        str | None, typer.Argument(help="a metric, or a word of a step's line or of the page; unset: all metrics")
+    ] = None,
 ) -> None:
-    """Print what one metric means, or a list of all."""
+    """Print what a metric or a word means, or a list of all metrics."""
     run_glossary(metric, Console())
 
 
 def run_glossary(metric: str | None, console: Console) -> None:
-    """Print what a metric means; without one, list all of them by topic. Raises `UserError` for an unknown metric."""
+    """Print what a metric or a word means; without one, list all metrics by topic. Raises `UserError` if unknown."""
     if metric is None:
         for topic, entries in groupby(glossary.entries(), key=lambda entry: entry.topic):
             print_text(console, Text(TOPICS[topic], style="bold"))
             for entry in entries:
                 print_text(console, Text.assemble((f"{entry.name}  ", "cyan"), entry.title))
         return
-    entry = glossary.entry(metric)
+    meaning = glossary.words().get(metric.lower(), metric.lower())
+    entry = glossary.entry(metric) or glossary.entry(meaning)
+    if entry is None and metric.lower() in glossary.words():
+        print_text(console, Text.assemble((metric, "bold"), f": {meaning}"))
+        return
     if entry is None:
         near = glossary.nearest(metric)
         hint = f"; did you mean {near}?" if near else "; `outdo glossary` lists all of them"
-        raise UserError([f"{metric}: outdo writes no such metric{hint}"])
+        raise UserError([f"{metric}: outdo writes no such metric, and shows no such word{hint}"])
     title, name = mark_invisible(entry.title, spaces=False), mark_invisible(entry.name)
     print_text(console, Text.assemble((title, "bold"), f"  ({name})"))
     texts = {"what": entry.what, "sample size": entry.n, "healthy": entry.healthy, "otherwise": entry.otherwise}
