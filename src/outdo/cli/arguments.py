@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.machine import MOST_THREADS
 
 Settings = Annotated[
     list[str] | None,
@@ -30,6 +31,7 @@ Engine = Annotated[
     typer.Option(help='builtin, \'{name = "vllm", python = "path"}\' ...; unset: the engine of the run, or builtin'),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps")]
+Threads = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads; unset: torch's default")]
 Adapter = Annotated[str | None, typer.Option(help="train only an adapter: lora, or a table as train.adapter has it")]
 BaseWeights = Annotated[
     Literal["auto", "float32", "bfloat16", "int8", "nf4"],

@@ -22,6 +22,7 @@ from outdo.cli.arguments import (
     RunOrModel,
     Temperature,
     Template,
+    Threads,
     not_writable,
 )
 from outdo.cli.output import print_line
@@ -32,7 +33,7 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.data import pass_rates
 from outdo.data.pass_rates import PassRate
 from outdo.data.questions import Question, questions_from
-from outdo.models.device import make_deterministic
+from outdo.models.device import make_deterministic, set_threads
 from outdo.models.policy import Policy
 from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, matchers_in
@@ -73,6 +74,7 @@ class EvalArguments:
     template: str | None
     seed: int
     device: str
+    threads: int | None = None
     rates: Path | None = None  # file for the pass rate of each question
     answers: Path | None = None  # file for every answer
     engine: str | None = None  # a name, or a table in TOML
@@ -109,6 +111,7 @@ def command(
     template: Template = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
+    threads: Threads = None,
     rates: Annotated[Path | None, typer.Option(help="write the pass rate of each question, for data.select")] = None,
     answers: Annotated[Path | None, typer.Option(help="write every answer with its rewards: a .jsonl file")] = None,
     engine: Engine = None,
@@ -126,6 +129,7 @@ def command(
         template=template,
         seed=seed,
         device=device,
+        threads=threads,
         rates=rates,
         answers=answers,
         engine=engine,
@@ -332,6 +336,7 @@ def _evaluations(
     reward = _load(first)  # rewards, sampling and prompts are the same for every data set
     try:
         answering, sampling = first.answering, first.answering.sampling
+        set_threads(arguments.threads)
         with progress(f"loading {source.name}"):
             policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
             make_deterministic(policy.device)

@@ -10,11 +10,21 @@ import typer
 from rich.console import Console
 
 from outdo.cli.answering import answering
-from outdo.cli.arguments import Device, Engine, Limit, MaxTokens, RunOrModel, Temperature, Template, not_writable
+from outdo.cli.arguments import (
+    Device,
+    Engine,
+    Limit,
+    MaxTokens,
+    RunOrModel,
+    Temperature,
+    Template,
+    Threads,
+    not_writable,
+)
 from outdo.cli.output import print_line
 from outdo.config.environments import row_environments
 from outdo.data.questions import questions_from
-from outdo.models.device import make_deterministic
+from outdo.models.device import make_deterministic, set_threads
 from outdo.models.policy import Policy
 from outdo.rollouts.engines import base
 from outdo.run.build.engines import completions_of, named_engine, open_engine
@@ -38,6 +48,7 @@ def command(
     template: Template = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
+    threads: Threads = None,
     engine: Engine = None,
 ) -> None:
     """Answer every prompt of a file k times, and write a line for each answer. An existing file is replaced."""
@@ -48,6 +59,7 @@ def command(
     piece = named_engine(engine, source.recipe)
     environments = row_environments(how.environment)
     questions = questions_from(data, limit=limit, environments=environments)
+    set_threads(threads)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=device, stop_token_ids=how.sampling.stop_token_ids)
         make_deterministic(policy.device)

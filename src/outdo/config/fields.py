@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from outdo.config.names import REASONING_GYM
+from outdo.utils.machine import MOST_THREADS
 
 
 def _plain_path(text: str) -> str:
@@ -35,6 +36,7 @@ def _run_name(text: str) -> str:
 
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+Threads = Annotated[int, Field(ge=1, le=MOST_THREADS)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

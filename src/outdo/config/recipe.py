@@ -32,6 +32,7 @@ from outdo.config.fields import (
     Section,
     Shard,
     Sources,
+    Threads,
     WeightedReward,
 )
 from outdo.config.names import BUILTIN_ENGINE, DEFAULT_ADVANTAGE, WITH_CRITIC
@@ -316,7 +317,7 @@ class Recipe(Section):
         default=100, description="number of steps; each samples, scores and trains on one batch of questions"
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="auto, cpu, cuda or mps")
-    threads: Count | None = Field(default=None, description="CPU threads; unset: torch's default")
+    threads: Threads | None = Field(default=None, description="CPU threads; unset: torch's default")
     gradient_products: GradientProducts | None = Field(
         default=None, description="libraries of a CPU's matrix products in the backward pass; unset: by a measurement"
     )

@@ -20,11 +20,16 @@ from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.rewards.right import right_rule
 from outdo.utils.extras import load_extra, missing_extra
+from outdo.utils.machine import cores, main_memory
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.secrets import find_secrets
 
 _BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/.+/mean)?")
 """The numbers of an evaluation that can decide which one is the best."""
+
+
+BYTES_OF_AN_ID = 8
+"""Of a token in main memory; everything else that is kept of it takes more."""
 
 
 def conflicts(recipe: Recipe) -> tuple[list[str], list[str]]:
@@ -68,6 +73,17 @@ def _more_minibatches_than_questions(recipe: Recipe) -> Iterator[str]:
         yield (
             f"train.minibatches = {recipe.train.minibatches}: a minibatch consists of whole groups, and there are only "
             f"train.prompts = {recipe.train.prompts} groups"
+        )
+
+
+def _more_answers_than_memory(recipe: Recipe) -> Iterator[str]:
+    train, tokens = recipe.train, recipe.sampling.max_tokens
+    answers, memory = train.prompts * train.group_size, main_memory()
+    if answers * tokens * BYTES_OF_AN_ID > memory:
+        yield (
+            f"train.prompts = {train.prompts:,} times train.group_size = {train.group_size:,} are {answers:,} answers "
+            f"of up to sampling.max_tokens = {tokens:,} tokens, more than the {memory / 2**30:,.0f} GiB of this "
+            "machine hold"
         )
 
 
@@ -188,6 +204,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     check_environment: ("environment", "rewards", "data.template"),
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
+    _more_answers_than_memory: ("train.prompts", "train.group_size", "sampling.max_tokens"),
     _held_out_questions: ("data.path", "data.eval_path", "data.eval_rows", "data.limit", "eval.every"),
     _streamed_questions: ("data.path", "data.eval_rows", "data.select"),
     _best_not_measured: ("eval.best", "eval.greedy", "eval.samples", "eval.every", "data.path", "data.eval_path"),
@@ -251,7 +268,16 @@ def _weights_without_effect(recipe: Recipe) -> Iterator[str]:
             yield f"rewards: {reward.name} has the weight 0: it is only watched, and nothing is learned from it"
 
 
+def _more_threads_than_cores(recipe: Recipe) -> Iterator[str]:
+    if recipe.threads is not None and recipe.threads > (there := cores()):
+        yield (
+            f"threads = {recipe.threads}: this process may use {there} cores, and more threads wait for each other; a "
+            "step takes several times as long"
+        )
+
+
 NOTES: tuple[Rule, ...] = (
+    _more_threads_than_cores,
     _warmup_as_long_as_the_run,
     _schedule_with_fewer_steps,
     _later_than_the_last_step,

@@ -40,6 +40,12 @@ def resolve_precision(precision: Precision, device: torch.device) -> Literal["fl
     return precision
 
 
+def set_threads(threads: int | None) -> None:
+    """Let torch use so many threads of the CPU; None leaves its own choice."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
 def make_deterministic(device: torch.device | str) -> None:
     """Let torch use only deterministic algorithms, in this whole process and in the processes that it starts from here.
 

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+MOST_THREADS = 1024
+"""OpenMP ends the process without a word where it cannot start so many threads as it is asked for."""
+
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY_FILES = (  # of the versions 2 and 1: the limit of a container, what it uses, and for what
     ("memory.max", "memory.current", "memory.stat"),

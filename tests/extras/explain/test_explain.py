@@ -239,7 +239,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     def make() -> Objective:
         raise UserError(["there is no objective grop"])
 
-    asked = ExplainArguments(old=None, news=[1.5, 0.0], ref=-1.0, advantage=math.nan, group=0, length=0)
+    asked = ExplainArguments(old=2.0, news=[1.5, 0.0], ref=-1.0, advantage=math.nan, group=0, length=0)
     with pytest.raises(UserError) as error:
         run_explain("mine", make, asked, Console(), picture=tmp_path / "picture.gif")
     for part in ("--old", "not 1.5", "not 0", "--ref", "--advantage", "--group", "--length", "grop", ".svg or .png"):

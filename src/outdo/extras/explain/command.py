@@ -33,7 +33,7 @@ Made = TypeVar("Made")
 class ExplainArguments:
     """The arguments of `outdo explain`."""
 
-    old: float | None
+    old: float = 0.5
     news: Sequence[float] = ()  # none: πθ = π_old
     ref: float | None = None  # None: π_ref = π_old
     advantage: float = 1.0
@@ -75,7 +75,7 @@ EXAMPLES: Mapping[int, Example] = {
 def command(
     objective: Annotated[str, typer.Argument(help="a preset, or file.py:name")] = "grpo",
     *,
-    old: Annotated[float | None, typer.Option(help="probability of the token when it was sampled")] = None,
+    old: Annotated[float, typer.Option(help="probability of the token when it was sampled")] = 0.5,
     new: Annotated[list[float] | None, typer.Option(help="its probability now; may be given several times")] = None,
     ref: Annotated[float | None, typer.Option(help="its probability under the reference; unset: as --old")] = None,
     advantage: Annotated[float, typer.Option(help="advantage of its answer")] = 1.0,
@@ -129,7 +129,7 @@ def run_explain(
     objective = _collect(make, mistakes)
     if picture is not None:
         _collect(lambda: check_suffix(picture), mistakes)
-    if mistakes or objective is None or arguments.old is None:
+    if mistakes or objective is None:
         raise UserError(mistakes)
     old, advantage, ref = arguments.old, arguments.advantage, arguments.ref
     news = arguments.news or [old]
@@ -187,10 +187,8 @@ def run_example(number: int, console: Console, *, picture: Path | None = None, a
 
 
 def _mistakes(arguments: ExplainArguments) -> list[str]:
-    old = 1.0 if arguments.old is None else arguments.old
-    missing = ["old is needed: the probability of the token when it was sampled"] if arguments.old is None else []
-    return missing + mistakes_in(
-        old=old,
+    return mistakes_in(
+        old=arguments.old,
         news=arguments.news,
         advantage=arguments.advantage,
         ref=arguments.ref,

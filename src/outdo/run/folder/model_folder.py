@@ -1,6 +1,7 @@
 """Write a new model folder: whole, or not at all."""
 
 import json
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +46,10 @@ def save_model_folder(folder: Path, write_model: Callable[[Path], None]) -> None
             atomic.remove_tree(unfinished)
         atomic.make_folder(unfinished)
         write_model(unfinished)
+        usual = stat.S_IMODE(unfinished.stat().st_mode) & 0o666
         for path in (*unfinished.rglob("*"), unfinished):
+            if path.is_file():
+                path.chmod(usual)  # safetensors writes files for their owner alone
             atomic.sync(path)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
