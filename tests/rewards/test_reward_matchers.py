@@ -63,7 +63,7 @@ def test_the_documented_table_of_odd_answers_is_correct(completion: str, referen
 
 
 def test_the_documented_table_is_found():
-    assert len(TABLE) >= 15
+    assert len(TABLE) >= 10
 
 
 @pytest.mark.parametrize(
