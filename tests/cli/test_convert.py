@@ -9,7 +9,7 @@ import pytest
 from outdo.config.file import load
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("from-trl.md", "from-verl.md", "from-openrlhf.md")
+PAGES = ("from-trl.md",)
 BLOCK = re.compile(r"```(?P<kind>\w+)(?: title=\"(?P<name>[\w.]+)\")?\n(?P<text>.*?)```", re.DOTALL)
 
 
