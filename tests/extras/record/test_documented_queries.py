@@ -29,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs/mine"
 
 
-@pytest.mark.parametrize("query", QUERIES, ids=["duckdb", "polars", "pandas", "turns", "carries"])
+@pytest.mark.parametrize("query", QUERIES, ids=["duckdb", "polars", "turns", "carries"])
 def test_the_documented_queries_return_rows(run, query):
     *before, last = ast.parse(query).body
     assert isinstance(last, ast.Expr)
