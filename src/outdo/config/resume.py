@@ -11,6 +11,7 @@ from outdo.config.environments import environment_files
 from outdo.config.recipe import Recipe
 from outdo.utils.errors import UserError
 from outdo.utils.imports import source_file, split, with_neighbours
+from outdo.utils.text import dotted
 
 MAY_CHANGE = (
     "run",
@@ -183,10 +184,8 @@ def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple
             yield key, old, new
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield dotted keys and their values as JSON, so that a tuple equals the list that is read back."""
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        elif value is not None:  # TOML has no null: a setting that is None is not written
-            yield f"{prefix}{key}", json.dumps(value, default=str, ensure_ascii=False)
+    for key, value in dotted(table):
+        if value is not None:  # TOML has no null: a setting that is None is not written
+            yield key, json.dumps(value, default=str, ensure_ascii=False)

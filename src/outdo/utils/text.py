@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -36,6 +36,11 @@ def one_line(text: str) -> str:
     return escape_control(text)
 
 
+def shortened(text: str, most: int) -> str:
+    """Return `text`, or its beginning and its length if it is longer than `most`."""
+    return text if len(text) <= most else f"{text[:most]}…({len(text):,} characters)"
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text, or the name of its class if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -58,6 +63,15 @@ def escape_control(text: str) -> str:
 def text_or_json(value: Any) -> str:
     """Return text as it is, and every other value as JSON; what JSON does not know is written as `str` writes it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables with their dotted keys; a table that is empty is a value."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def listed_steps(steps: Sequence[int]) -> str:

@@ -9,7 +9,8 @@ import pytest
 from outdo.extras.convert.conversion import table_of, written_recipe
 from outdo.extras.convert.openrlhf import convert_openrlhf
 from outdo.extras.convert.trl import convert_trl
-from outdo.extras.convert.verl import convert_verl, flat
+from outdo.extras.convert.verl import convert_verl
+from outdo.utils.text import dotted
 
 ODD: tuple[Any, ...] = (
     None,
@@ -50,7 +51,7 @@ BRANCHES: dict[str, list[dict[str, Any]]] = {  # settings that give others a mea
 def test_an_odd_value_is_a_mistake_or_a_recipe(library: str) -> None:
     table = table_of(library)
     further = ["train_dataset", "eval_dataset", "tools", "peft_config", "datasets"] if library == "trl" else []
-    for name in [*dict(flat(table["defaults"])), *table["numbers"].split(), *further]:
+    for name in [*dict(dotted(table["defaults"])), *table["numbers"].split(), *further]:
         for value in ODD:
             for branch in BRANCHES[library]:
                 conversion = CONVERTERS[library](branch | {name: value}, rows=1000)

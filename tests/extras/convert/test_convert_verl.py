@@ -10,12 +10,13 @@ from toys import batch_of, rollout
 from outdo.config.file import load
 from outdo.extras.convert.conversion import table_of, written_recipe
 from outdo.extras.convert.reading import verl_settings
-from outdo.extras.convert.verl import ACTOR, ADVANTAGES, DIVERGENCES, LOSS, MODEL, OWN_MEAN, WEIGHTS, convert_verl, flat
+from outdo.extras.convert.verl import ACTOR, ADVANTAGES, DIVERGENCES, LOSS, MODEL, OWN_MEAN, WEIGHTS, convert_verl
 from outdo.run.build.method import advantage_of, objective_of
 from outdo.types import TokenScores
 from outdo.utils.errors import UserError
+from outdo.utils.text import dotted
 
-DEFAULTS = dict(flat(table_of("verl")["defaults"]))
+DEFAULTS = dict(dotted(table_of("verl")["defaults"]))
 NEEDED = {f"{MODEL}.path": "m", "data.train_files": "x.parquet", "actor_rollout_ref.rollout.n": 4}
 GRPO = NEEDED | {"algorithm.adv_estimator": "grpo", "data.train_batch_size": 256}
 

@@ -17,7 +17,6 @@ from run_folders import start_run, write_long_run, write_run, write_small_run, w
 
 from outdo.extras.page import collect
 from outdo.extras.page.collect import RunData, View, collect_run, metrics_since, step_tokens
-from outdo.extras.page.encode import unpack
 from outdo.extras.page.select import (
     LEADING_STEPS,
     MOST_ENTRIES,
@@ -30,6 +29,7 @@ from outdo.extras.record import parquet as files
 from outdo.run.folder import run_files
 from outdo.run.folder.run_folder import RunFolder, is_alive
 from outdo.utils.errors import RunFolderError
+from tests.support.encoded_pages import unpack
 
 
 def header(entry: dict) -> dict:

@@ -12,7 +12,7 @@ import pytest
 from run_folders import HOSTILE
 
 from outdo.extras.page import html as module
-from outdo.extras.page.html import notebook_frame, render_page, script_json, security_policy
+from outdo.extras.page.html import render_page, script_json, security_policy
 
 STATIC = Path(module.__file__).parent / "static"
 ENDINGS = ("</script>", "<!--<script>", "]]>", "\u2028\u2029", "\ud800", "\x00", *HOSTILE)
@@ -114,15 +114,6 @@ def test_a_script_that_would_close_its_element_is_an_error(tmp_path: Path, monke
     monkeypatch.setattr(module, "STATIC", tmp_path)
     with pytest.raises(AssertionError, match=r"bad\.js would close its own element"):
         module._source("bad.js")
-
-
-def test_a_notebook_shows_the_page_in_a_frame():
-    whole = render_page([run()])
-    ((tag, attributes),) = Elements(notebook_frame(whole, height=700)).found
-    assert tag == "iframe"
-    assert attributes["srcdoc"] == whole
-    assert attributes["height"] == "700"
-    assert "allow-same-origin" not in str(attributes["sandbox"])
 
 
 def test_no_two_scripts_define_one_name() -> None:

@@ -15,7 +15,6 @@ from playwright.sync_api import Browser, Page, expect
 from run_folders import write_hostile_run, write_small_run
 
 from outdo.extras.page.collect import View
-from outdo.extras.page.html import notebook_frame
 from outdo.extras.page.select import CheckpointComparison
 from outdo.extras.record.parquet import read
 from outdo.run.folder.run_folder import read_metrics
@@ -102,15 +101,6 @@ def test_a_phone_shows_the_page_without_horizontal_scrolling(browser: Browser, s
         by_test_id(page, "token").first.tap()
         expect(by_test_id(page, "card")).to_contain_text("Token 1 of")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-def test_the_page_works_in_the_frame_of_a_notebook(page: Page, small_page: Path, tmp_path: Path):
-    cell = tmp_path / "notebook.html"
-    cell.write_text(f"<!doctype html><body>{notebook_frame(small_page.read_text())}", encoding="utf-8")
-    page.goto(cell.as_uri())
-    frame = page.frame_locator("iframe")
-    frame.locator("[data-test=token]").first.hover()
-    expect(frame.locator("[data-test=card]")).to_contain_text("Token 1 of")
 
 
 # ----------------------------------------------------------------------------------------------------------- tokens

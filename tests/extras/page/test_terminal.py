@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from outdo.extras.page.terminal import QUANTITIES, show_group
-from outdo.utils.errors import UserError
 
 HOSTILE = "[red]x[/red][link=http://x]y\x1b[2J\x1b]8;;http://x\x07z\x9b1m\u202e\u2066\r\x00"
 
@@ -110,13 +109,6 @@ def test_every_quantity_can_be_shown(by: str) -> None:
 
 def test_a_note_is_shown_if_nothing_can_be_coloured() -> None:
     assert "ratio in the last pass: nothing to colour" in said(row(ratio=[1.0] * 4), by="ratio")
-
-
-def test_a_wrong_quantity_and_a_wrong_group_are_reported_together() -> None:
-    with pytest.raises(UserError) as caught:
-        said(row(), by="entropie", group=7)
-    assert "did you mean entropy?" in str(caught.value)
-    assert "--group 7: the record has the groups 3 to 3" in str(caught.value)
 
 
 @pytest.mark.parametrize("console", [{}, {"force_terminal": True, "color_system": "truecolor"}])

@@ -8,8 +8,8 @@ from typing import Any
 
 from outdo.config.file import LARGEST_FILE, parse_yaml, read_value
 from outdo.extras.convert.conversion import plain_value
-from outdo.extras.convert.verl import flat
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.text import dotted
 
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
@@ -62,7 +62,7 @@ def verl_settings(path: Path | None, overrides: Sequence[str]) -> tuple[Settings
         tables.pop("hydra", None)
         if tables.pop("defaults", None):
             remarks.append(f"defaults: the files that {path} is made of are not read; give their settings as key=value")
-        written = dict(flat(tables))
+        written = dict(dotted(tables))
     for text in overrides:
         name, _, value = text.partition("=")
         if name.startswith("~"):

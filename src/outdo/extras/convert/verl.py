@@ -1,7 +1,7 @@
 """Convert the settings of verl's PPO trainer, `verl.trainer.main_ppo`, into those of a recipe."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from outdo.extras.convert.conversion import (
     put_trackers,
     table_of,
 )
+from outdo.utils.text import dotted
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 LOSS = f"{ACTOR}.policy_loss"
@@ -49,7 +50,7 @@ OWN_MEAN = ("gspo", "sapo", "geo_mean")
 def convert_verl(written: Mapping[str, Any], *, remarks: tuple[str, ...] = (), rows: int | None = None) -> Conversion:
     """Return the recipe for settings of verl, by their dotted names. `rows` is the number of training questions."""
     table = table_of("verl")
-    defaults = dict(flat(table["defaults"]))
+    defaults = dict(dotted(table["defaults"]))
     renamed = {NEW_NAMES.get(name, name): value for name, value in written.items()}
     c = Conversion(library="verl", given=Given(renamed, defaults), remarks=list(remarks))
     if not c.check_types(table["numbers"].split()):
@@ -71,15 +72,6 @@ NEW_NAMES = {
     f"{ACTOR}.optim.warmup_style": f"{ACTOR}.optim.lr_scheduler_type",
 }
 """Settings that verl has under two names, by the one that is not read here."""
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of nested tables with their dotted names."""
-    for name, value in tables.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _batch(c: Conversion) -> None:

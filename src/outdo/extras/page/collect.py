@@ -15,7 +15,6 @@ from typing import Any
 from pyarrow import parquet
 
 from outdo.extras.page import glossary
-from outdo.extras.page.encode import shortened
 from outdo.extras.page.held_out import held_out_data, rewarded_completions
 from outdo.extras.page.leverage import where_training_happened
 from outdo.extras.page.select import (
@@ -33,6 +32,7 @@ from outdo.run.folder import run_files
 from outdo.run.folder.run_folder import is_alive
 from outdo.utils.errors import RunFolderError
 from outdo.utils.extras import load_extra, missing_extra
+from outdo.utils.text import shortened
 
 MOST_POINTS = 2_000
 """The maximum number of points of a curve. A longer run shows the last value of every few steps."""

@@ -17,6 +17,7 @@ from outdo.extras.page.runs import MOST_RUNS, collect_runs
 from outdo.extras.page.select import CheckpointComparison, select_rows
 from outdo.extras.page.terminal import QUANTITIES, show_group
 from outdo.extras.record import parquet
+from outdo.run.checkpoints.names import checkpoint_name
 from outdo.run.display import Display
 from outdo.run.folder.run_folder import is_alive
 from outdo.utils.atomic import write_text_atomically
@@ -130,8 +131,7 @@ def _mistakes(runs: Sequence[Path], arguments: InspectArguments) -> Iterator[str
 
 def _page_conflicts(runs: Sequence[Path], arguments: InspectArguments) -> dict[str, bool]:
     """Return the possible mistakes in the options of a page, and whether each applies."""
-    comparing, groups, port = arguments.compare is not None, arguments.groups, arguments.port
-    serving = arguments.serve is True
+    comparing, serving = arguments.compare is not None, arguments.serve is True
     steps = {points.step_of(point) for point in arguments.compare or ()}
     return {
         f"{len(runs)} runs: a page holds one to {MOST_RUNS}": not 1 <= len(runs) <= MOST_RUNS,
@@ -141,8 +141,6 @@ def _page_conflicts(runs: Sequence[Path], arguments: InspectArguments) -> dict[s
         "--compare takes two different points": comparing and len(steps) < 2 and None not in steps,
         "--compare shows one step; give --step once": comparing and len(arguments.steps) > 1,
         "--compare writes a file; leave out --serve": comparing and serving,
-        f"--groups {groups}: a page shows at least one group": groups is not None and groups < 1,
-        f"--port {port}: ports are 0 (any free one) to 65535": not 0 <= port <= 65535,
     }
 
 
@@ -229,7 +227,7 @@ def _comparison(run: Path, checkpoints: tuple[int, int], steps: Sequence[int]) -
         return None
     latest = max(checkpoints)
     step = steps[0] if steps else max((each for each in recorded if each <= latest), default=recorded[0])
-    return compare_checkpoints(step, *(points.checkpoint_folder(run, each) for each in checkpoints))
+    return compare_checkpoints(step, *(run / "checkpoints" / checkpoint_name(each) for each in checkpoints))
 
 
 def _serve(runs: Sequence[Path], view: View, port: int, display: Display) -> None:

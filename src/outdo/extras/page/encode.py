@@ -9,7 +9,6 @@ other, which helps gzip. Floats keep 13 bits of their mantissa: four digits are 
 """
 
 import json
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from outdo.run.folder.run_files import number_or_none
+from outdo.utils.text import shortened
 
 FLOATS: Mapping[str, str] = {
     "old": "old_logprobs",
@@ -101,29 +101,6 @@ def pack(table: Table) -> bytes:
     }
     header_bytes = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     return struct.pack("<I", len(header_bytes)) + header_bytes + bytes(body.content)
-
-
-def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Decode the header and every column in full, with constants repeated and differences added, as the page does."""
-    (size,) = struct.unpack_from("<I", content)
-    header = json.loads(content[4 : 4 + size])
-    body = numpy.frombuffer(content, numpy.uint8, offset=4 + size)
-    total = sum(row["length"] for row in header["rows"])
-    columns: dict[str, Array] = {}
-    for name, column in header["columns"].items():
-        values = _decoded_column(column, body, total)
-        columns[name] = values + columns[column["beside"]] if "beside" in column else values
-    return header, columns
-
-
-def _decoded_column(column: Mapping[str, Any], body: Array, total: int) -> Array:
-    if column["kind"] == "constant":
-        value, size = column["value"], column.get("count", total)
-        return numpy.full(size, math.nan if value is None else value, numpy.float32)
-    width, start, count = (1 if column["kind"] == "u8" else 4), column["offset"], column["count"]
-    planes = body[start : start + width * count].reshape(width, count).T
-    dtype = {"u8": "u1", "u32": "<u4", "f32": "<f4"}[column["kind"]]
-    return numpy.ascontiguousarray(planes).view(dtype).reshape(count)
 
 
 def rounded(values: Floats, kept: int = KEPT_BITS) -> Floats:
@@ -228,11 +205,6 @@ class _Vocabulary:
 def beginning(most: int) -> int:
     """Return how many of the `most` tokens shown of a long completion are from its beginning; the others end it."""
     return most - most // 3
-
-
-def shortened(text: str, most: int) -> str:
-    """Return `text`, or its beginning and its length if it is longer than `most`."""
-    return text if len(text) <= most else f"{text[:most]}…({len(text):,} characters)"
 
 
 # ----------------------------------------------------------------------------------------------- reading the record

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outdo.extras.page.encode import shortened
 from outdo.extras.page.select import spread_out
 from outdo.run.evaluation import held_out_completions
 from outdo.run.folder import reads
 from outdo.run.folder.run_files import file_inside, number_or_none
 from outdo.utils.errors import RunFolderError
 from outdo.utils.outcome import mcnemar
+from outdo.utils.text import shortened
 
 LARGEST_FILE = 64_000_000
 """The maximum size of a file of answers in bytes; a larger one is not read."""

@@ -90,15 +90,6 @@ def security_policy(*, live: bool = False) -> str:
     )
 
 
-def notebook_frame(html_text: str, height: int = 900) -> str:
-    """Return a page as a frame for a notebook, `height` pixels high. The frame cannot access the notebook."""
-    allowed = "allow-scripts allow-downloads"
-    return (
-        f'<iframe title="outdo" sandbox="{allowed}" width="100%" height="{int(height)}" frameborder="0" '
-        f'srcdoc="{html.escape(html_text, quote=True)}"></iframe>'
-    )
-
-
 @cache
 def _sources() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the scripts and the styles of the page, in their order."""

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy
 
-from outdo.extras.page.encode import Array, lengths_of, shortened
+from outdo.extras.page.encode import Array, floats_of, lengths_of
 from outdo.extras.page.select import READ_ERRORS, spread_out
 from outdo.extras.record import parquet as files
 from outdo.run.folder.run_files import file_inside
 from outdo.utils.errors import RunFolderError
+from outdo.utils.text import shortened
 
 BEFORE = 2
 """How many earlier tokens are part of a context."""
@@ -88,15 +89,15 @@ def _leverage(folder: Path, step: int, pieces: dict[int, str]) -> StepLeverage |
         file_inside(folder, files.path_of(folder, step))
         table = files.read(folder, step, COLUMNS)
         lengths = lengths_of(table, "token_ids")
-        ids = _flat(table, "token_ids").astype(numpy.int64)
-        trained = _aligned(table, "loss_mask", lengths) == 1
-        old, new, push, share = (_aligned(table, name, lengths) for name in COLUMNS[3:])
+        ids = table["token_ids"].combine_chunks().flatten().to_numpy().astype(numpy.int64)
+        columns = (floats_of(table, name, lengths) for name in COLUMNS[2:])
+        mask, old, new, push, share = (numpy.asarray(column, numpy.float64) for column in columns)
         first = numpy.unique(ids, return_index=True)
         spelled = table["pieces"].combine_chunks().flatten()
         pieces |= {int(number): spelled[int(at)].as_py() for number, at in zip(*first, strict=True)}
     except (*READ_ERRORS, RunFolderError):
         return None
-    known = trained & numpy.isfinite(old) & numpy.isfinite(push) & numpy.isfinite(share) & (ids < 2**ID_BITS - 1)
+    known = (mask == 1) & numpy.isfinite(old) & numpy.isfinite(push) & numpy.isfinite(share) & (ids < 2**ID_BITS - 1)
     probability = numpy.exp(numpy.minimum(old, 0))
     leverage = share * numpy.abs(push) * (1 - probability)
     keys, place = numpy.unique(_keys(ids, lengths)[known], return_inverse=True)
@@ -161,17 +162,3 @@ def _course(steps: Sequence[StepLeverage], key: int) -> dict[str, Any]:
     way = 1 if last > first else -1
     past = next((step for step, mean in zip(found, means, strict=True) if way * (mean - (first + last) / 2) >= 0), None)
     return {"up": upward > leverage / 2, "first": round(first, 5), "last": round(last, 5), "passed": past}
-
-
-def _flat(table: Any, name: str) -> Array:
-    return table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-
-
-def _aligned(table: Any, name: str, lengths: Array) -> Array:
-    """Return a list column, all rows one after another, with NaN for rows without a list."""
-    own = lengths_of(table, name)
-    if ((own != lengths) & (own != 0)).any():
-        raise ValueError(f"{name} does not have one entry per token")
-    values = numpy.full(lengths.sum(), numpy.nan)
-    values[numpy.repeat(own == lengths, lengths)] = _flat(table, name).astype(float)
-    return values

@@ -17,7 +17,7 @@ from outdo.extras.record.tokens import net_pushes
 from outdo.models.token_text import TokenTexts
 from outdo.types import Group, Rollout, Step
 from outdo.utils.errors import UserError
-from outdo.utils.text import mark_invisible
+from outdo.utils.text import mark_invisible, shortened
 
 LONGEST = 10_000
 """The maximum number of characters shown of a text."""
@@ -132,7 +132,7 @@ def _tokens(
         level = round(LEVELS * math.sqrt(abs(each.leverage) / most)) if most else 0
         kind = f' class="{"up" if each.net > 0 else "down"}{level}"' if level else ""
         title = f"net push {each.net:+.3g}, probability {each.probability:.3g}"
-        spans.append(f'<span{kind} title="{title}">{_escaped_token(_truncated(piece))}</span>')
+        spans.append(f'<span{kind} title="{title}">{escape(mark_invisible(shortened(piece, LONGEST)))}</span>')
     return "".join(spans)
 
 
@@ -166,12 +166,4 @@ def _prompt(text: Any) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(mark_invisible(_truncated(text), spaces=False))
-
-
-def _escaped_token(piece: str) -> str:
-    return escape(mark_invisible(piece))
-
-
-def _truncated(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…({len(text):,} characters)"
+    return escape(mark_invisible(shortened(text, LONGEST), spaces=False))

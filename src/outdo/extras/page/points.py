@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outdo.extras.page.held_out import PairedEvaluations
+from outdo.run.checkpoints.names import saved_steps
 from outdo.run.evaluation import held_out_completions
 
 START = "start"
@@ -20,7 +21,7 @@ def step_of(point: str) -> int | None:
 
 def unusable(run: Path, points: Points) -> Iterator[str]:
     """Yield why two points cannot be compared: one is unknown, or they have nothing in common that can be compared."""
-    evaluated, saved = held_out_completions.evaluated_steps(run), checkpoint_steps(run)
+    evaluated, saved = held_out_completions.evaluated_steps(run), saved_steps(run / "checkpoints")[::-1]
     unknown = [point for point in points if step_of(point) not in (*evaluated, *saved)]
     known = f"evaluations: {_names(evaluated)}; checkpoints: {_names(saved)}"
     for point in unknown:
@@ -36,18 +37,7 @@ def evaluations(run: Path, points: Points) -> tuple[int, int] | None:
 
 def checkpoints(run: Path, points: Points) -> tuple[int, int] | None:
     """Return the steps of the two points if the run has a checkpoint of both."""
-    return _both(points, checkpoint_steps(run))
-
-
-def checkpoint_folder(run: Path, step: int) -> Path:
-    """Return the folder of the checkpoint after `step`."""
-    return run / "checkpoints" / f"step_{step:06d}"
-
-
-def checkpoint_steps(run: Path) -> list[int]:
-    """Return the steps of the run's checkpoints, in order."""
-    names = [path.name.removeprefix("step_") for path in (run / "checkpoints").glob("step_*") if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdecimal())
+    return _both(points, saved_steps(run / "checkpoints"))
 
 
 def sentence(found: PairedEvaluations) -> str:

@@ -1,12 +1,12 @@
 """Collect several runs for one page: each of them, the settings that differ, and which differ only in the seed."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from outdo.extras.page.collect import DEFAULT_VIEW, PageData, View, collect_run, redacted
 from outdo.run.folder import run_files
+from outdo.utils.text import dotted, text_or_json
 
 MOST_RUNS = 10
 """The maximum number of runs on a page."""
@@ -59,15 +59,7 @@ def seed_groups(recipes: Sequence[Mapping[str, str]]) -> list[int | None]:
 
 def _settings(recipe: Mapping[str, Any]) -> dict[str, str]:
     """Return every setting of a recipe by its dotted name, as text."""
-    return dict(_leaves(recipe))
-
-
-def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value if isinstance(value, str) else json.dumps(value, default=str)
+    return {name: text_or_json(value) for name, value in dotted(recipe)}
 
 
 def _differing(recipes: Sequence[Mapping[str, str]], facts: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outdo.extras.page.encode import Table
-from outdo.utils.errors import UserError, did_you_mean
-from outdo.utils.text import mark_invisible
+from outdo.utils.text import mark_invisible, shortened
 
 Row = Mapping[str, Any]
 Values = Sequence[float | None]
@@ -100,11 +99,10 @@ def show_group(table: Table, group: int, console: Console, *, by: str = "moved")
     """Print a group of a step's record, the rollouts with the highest rewards first, coloured by the quantity `by`.
 
     If the quantity is not known for this group (`moved` of a group that was not measured), it says so and shows another
-    one of `INSTEAD`. Raises `UserError` for an unknown group or quantity.
+    one of `INSTEAD`.
     """
     step = table.to_pylist()
     rows = _rows(step, group)
-    _check(by, rows, group, table)
     shown = next((each for each in (by, *INSTEAD) if _largest(each, rows) is not None), by)
     known = _largest(shown, rows) is not None
     largest = _largest(shown, step) or 0.0  # over the whole step, so that noise is pale in every group
@@ -127,22 +125,6 @@ def _rows(step: Sequence[Row], group: int) -> list[Row]:
     """Return the rollouts of a group, highest reward first, those without a reward last."""
     rows = [row for row in step if row["group"] == group]
     return sorted(rows, key=lambda row: math.inf if row["reward"] is None else -row["reward"])
-
-
-def _check(by: str, rows: Sequence[Row], group: int, table: Table) -> None:
-    mistakes: list[str] = []
-    if by not in QUANTITIES:
-        hint = did_you_mean(by, list(QUANTITIES))
-        mistakes.append(f"--by {by}: expected one of {', '.join(QUANTITIES)}{hint}")
-    if not rows:
-        groups = table["group"].to_pylist()
-        mistakes.append(
-            f"--group {group}: the record has the groups {min(groups)} to {max(groups)}"
-            if groups
-            else "the record has no group"
-        )
-    if mistakes:
-        raise UserError(mistakes)
 
 
 def _largest(by: str, rows: Sequence[Row]) -> float | None:
@@ -238,9 +220,8 @@ def _has_colours(console: Console) -> bool:
 
 def _on_one_line(text: object) -> str:
     """Return text on one line, with marks for hidden characters."""
-    whole = str(text)
-    cut = f"…({len(whole):,} characters)" if len(whole) > 20 * LONGEST else ""
-    return mark_invisible(whole[: 20 * LONGEST], spaces=False).replace("\n", "⏎").replace("\t", "→") + cut
+    marked = mark_invisible(shortened(str(text), 20 * LONGEST), spaces=False)
+    return marked.replace("\n", "⏎").replace("\t", "→")
 
 
 def _print(console: Console, text: Text) -> None:

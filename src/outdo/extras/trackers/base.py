@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from outdo.run.checkpoints.run_state import RunState, run_state
 from outdo.utils.atomic import write_json_atomically
 from outdo.utils.secrets import redact
+from outdo.utils.text import dotted
 
 FOLDER = "trackers"
 """In the run folder: the id of each tracker's run, its lock, what its client has printed, and the files of wandb."""
@@ -70,7 +71,8 @@ class TrackedRun:
         recipe = tomllib.loads((self.folder / "recipe.toml").read_text(encoding="utf-8"))
         environment = json.loads((self.folder / "environment.json").read_bytes())
         recipe.pop("track", None)
-        return _flat({**recipe, "environment": environment})
+        settings = dotted({**recipe, "environment": environment})
+        return {key: redact(value) if isinstance(value, str) else value for key, value in settings}
 
     @property
     def state(self) -> RunState:
@@ -102,13 +104,3 @@ def file_stem(tracker: str) -> str:
 def dashboard_names(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics under the names that TRL's trainers log: `train/` before all but those of evaluations."""
     return {name if name.startswith("eval/") else f"train/{name}": value for name, value in metrics.items()}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = redact(value) if isinstance(value, str) else value
-    return flat
