@@ -201,7 +201,7 @@ def test_a_setting_of_several_kinds_gets_one_sentence(override, sentence):
         ("a = ", "r.toml", "not valid TOML"),
         (b"\xff", "r.toml", "not UTF-8"),
         ("a = " + "[" * 5000, "r.toml", "nested too deeply"),
-        ("#" * 1_000_001, "r.toml", "it is not a recipe"),
+        ("#" * 1_000_001, "r.toml", "it holds no settings"),
         ("data = 3", "r.toml", "data: expected a table of settings, found 3"),
         ("a: &x [1]\nb: [*x, *x]", "r.yaml", "line 2: aliases (*) are not accepted"),
         ("model: !!python/object/apply:os.system [id]", "r.yaml", "line 1: tags (!) are not accepted"),
@@ -223,7 +223,7 @@ def test_a_file_that_is_not_a_recipe_is_refused_with_the_reason(recipe, text, na
 def test_a_missing_recipe_offers_the_nearest_file(recipe, tmp_path):
     recipe("", "recipe.toml")
     assert mistakes(tmp_path / "recip.toml") == ["no such file; did you mean recipe.toml?"]
-    assert mistakes(tmp_path) == ["expected a recipe file, found a folder"]
+    assert mistakes(tmp_path) == ["expected a file, found a folder"]
 
 
 @pytest.mark.parametrize("run", ["../elsewhere", "runs/../../x", "~", "~/x", "..", "", "a\nb", "a\0b"])

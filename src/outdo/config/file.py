@@ -99,15 +99,16 @@ def _conflicting(recipe: Recipe, broken: Sequence[str]) -> list[tuple[str, str]]
 def _read(path: str | Path | None) -> tuple[dict[str, Any], list[str]]:
     """Return the tables of a file and its mistakes; there are no tables if the file cannot be read."""
     try:
-        return ({} if path is None else _parse(Path(path))), []
+        return ({} if path is None else read_tables(Path(path))), []
     except UserError as error:
         return {}, list(error.problems)
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    text = _text_of(path)
+def read_tables(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML or YAML file. Raises `UserError`."""
+    text = read_text(path)
     try:
-        return parse_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
+        return _parse_yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except UserError as error:
         raise UserError([f"{path}: {mistake}" for mistake in error.problems]) from None
     except RecursionError:
@@ -116,25 +117,26 @@ def _parse(path: Path) -> dict[str, Any]:
         raise UserError([f"{path}: not valid TOML: {error}"]) from None
 
 
-def _text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file of settings. Raises `UserError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:
-            raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes, so it is not a recipe"])
+            raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes, so it holds no settings"])
         return content.decode("utf-8-sig")
     except FileNotFoundError:
-        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.*ml")])
+        near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.*")])
         raise UserError([f"{path}: no such file{near}"]) from None
     except IsADirectoryError:
-        raise UserError([f"{path}: expected a recipe file, found a folder"]) from None
+        raise UserError([f"{path}: expected a file, found a folder"]) from None
     except UnicodeDecodeError as error:
         raise UserError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
     except OSError as error:
         raise UserError([f"{path}: {error.strerror}"]) from None
 
 
-def parse_yaml(text: str) -> dict[str, Any]:
+def _parse_yaml(text: str) -> dict[str, Any]:
     """Parse YAML with plain values only.
 
     Anchors and aliases, which can grow without bound, and tags, which can run code, are refused.

@@ -9,9 +9,8 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
 
-from outdo.config.file import load
+from outdo.config.file import load, read_tables
 from outdo.extras.convert.conversion import same_setting, table_of, written_recipe
-from outdo.extras.convert.reading import read_yaml
 from outdo.extras.convert.trl import convert_trl
 from outdo.extras.convert.trl_objective import CLIPPED
 
@@ -168,7 +167,7 @@ def test_epochs_become_steps_if_the_number_of_questions_is_given(tmp_path):
 def test_yaml_numbers_that_are_texts_are_numbers(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("model_name_or_path: m\ndataset_name: x.jsonl\nlearning_rate: 2e-6\nbeta: 1e-3\n", encoding="utf-8")
-    recipe = recipe_of(convert_trl(read_yaml(path)), tmp_path)
+    recipe = recipe_of(convert_trl(read_tables(path)), tmp_path)
     assert recipe.optim.lr == 2e-6
     assert recipe.train.objective.options == {"clip_low": 0.2, "clip_high": 0.2, "beta": 1e-3, "kl_ratio": True}
 

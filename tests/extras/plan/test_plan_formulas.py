@@ -57,7 +57,7 @@ def test_an_engine_of_several_devices_divides_bytes_and_waits_for_all_reduces():
 def test_training_takes_three_forward_passes_and_four_with_checkpointing():
     lengths = np.full(16, 1000.0)
     flops = 16 * 1000 * (2 * 7.616e9 + 4 * 28 * 28 * 128 * 500)
-    alone = Ranks(devices=1)
+    alone = Ranks(trainers=1)
     assert training_time(SEVEN, H100, work(), alone, 0.5, lengths).training == pytest.approx(3 * flops / (0.5 * 989e12))
     recomputed = training_time(SEVEN, H100, work(checkpointing=True, scorings=1.0), alone, 0.5, lengths)
     assert recomputed.training == pytest.approx(4 * flops / (0.5 * 989e12))
@@ -66,7 +66,7 @@ def test_training_takes_three_forward_passes_and_four_with_checkpointing():
 
 def test_a_critic_is_scored_and_trained_like_the_policy():
     lengths = np.full(16, 1000.0)
-    alone, both = (training_time(SEVEN, H100, work(critics=n), Ranks(devices=1), 0.5, lengths) for n in (0, 1))
+    alone, both = (training_time(SEVEN, H100, work(critics=n), Ranks(trainers=1), 0.5, lengths) for n in (0, 1))
     assert both.training == pytest.approx(2 * alone.training)
     assert both.scoring == pytest.approx(alone.training / 3)
 
@@ -74,7 +74,7 @@ def test_a_critic_is_scored_and_trained_like_the_policy():
 def test_more_devices_than_answers_train_no_faster():
     lengths = np.full(16, 1000.0)
     sixteen, many = (
-        training_time(SEVEN, H100, work(), Ranks(devices=n, gathered=False), 0.5, lengths) for n in (16, 64)
+        training_time(SEVEN, H100, work(), Ranks(trainers=n, gathered=False), 0.5, lengths) for n in (16, 64)
     )
     assert many.training - many.gathering > 0.99 * (sixteen.training - sixteen.gathering)
 
@@ -83,21 +83,21 @@ def test_a_pipeline_waits_for_its_first_micro_batch():
     """Four micro-batches in four stages take seven times one of them, instead of four."""
     lengths = np.full(16, 1000.0)
     settings = {"micro_batch_tokens": 4000}
-    plain = training_time(SEVEN, H100, work(**settings), Ranks(devices=4, sequence=4, gathered=False), 0.5, lengths)
-    piped = training_time(SEVEN, H100, work(**settings), Ranks(devices=4, pipeline=4, gathered=False), 0.5, lengths)
+    plain = training_time(SEVEN, H100, work(**settings), Ranks(trainers=4, sequence=4, gathered=False), 0.5, lengths)
+    piped = training_time(SEVEN, H100, work(**settings), Ranks(trainers=4, pipeline=4, gathered=False), 0.5, lengths)
     assert piped.training - piped.gathering == pytest.approx(7 / 4 * (plain.training - plain.gathering))
 
 
 def test_gathering_counts_only_what_arithmetic_does_not_hide():
     lengths = np.full(16, 1000.0)
-    hidden = training_time(SEVEN, H100, work(), Ranks(devices=8, shards=8), 0.5, lengths)
-    shown = training_time(SEVEN, H100, work(), Ranks(devices=16, shards=16), 0.5, lengths)
+    hidden = training_time(SEVEN, H100, work(), Ranks(trainers=8, shards=8), 0.5, lengths)
+    shown = training_time(SEVEN, H100, work(), Ranks(trainers=16, shards=16), 0.5, lengths)
     reduced = 4 * 7.616e9 * 7 / 8 / 450e9
     assert hidden.gathering == pytest.approx(reduced)
     assert shown.gathering > 4 * 7.616e9 * 15 / 16 / 50e9
 
 
-EIGHT = {"devices": 8, "shards": 8, "gathered_bytes": 4}
+EIGHT = {"trainers": 8, "shards": 8, "gathered_bytes": 4}
 
 
 def test_parts_in_main_memory_go_through_the_bus_in_each_micro_batch():
@@ -117,7 +117,7 @@ def test_parts_in_main_memory_go_through_the_bus_in_each_micro_batch():
 def test_gradients_in_bfloat16_are_half_of_what_is_summed():
     lengths = np.full(16, 1000.0)
     wide, narrow = (
-        training_time(SEVEN, H100, work(), Ranks(devices=8, shards=8, reduced_bytes=bytes_), 0.5, lengths)
+        training_time(SEVEN, H100, work(), Ranks(trainers=8, shards=8, reduced_bytes=bytes_), 0.5, lengths)
         for bytes_ in (4, 2)
     )
     assert narrow.gathering == pytest.approx(wide.gathering / 2)
@@ -127,19 +127,19 @@ def test_gradients_in_bfloat16_are_half_of_what_is_summed():
 def test_the_gradients_of_an_adapter_are_summed_among_all_whatever_divides_its_base():
     lengths = np.full(16, 1000.0)
     for reduced in (4, 2):
-        ranks = Ranks(devices=8, shards=8, gathered=False, reduced_bytes=reduced)
+        ranks = Ranks(trainers=8, shards=8, gathered=False, reduced_bytes=reduced)
         found = training_time(SEVEN, H100, work(adapter=0.01), ranks, 0.5, lengths)
         assert found.gathering == pytest.approx(2 * 7 / 8 * 4 * 0.01 * 7.616e9 / 450e9)
 
 
 def test_devices_that_share_sequences_exchange_tokens_for_heads():
     """Of 28 heads of queries and results and 4 of keys and values, each device has a fourth, and sends 3 of 4 parts."""
-    four, fourteen = (timing.exchanged_bytes(SEVEN, work(), Ranks(devices=28, sequence=n)) for n in (4, 14))
+    four, fourteen = (timing.exchanged_bytes(SEVEN, work(), Ranks(trainers=28, sequence=n)) for n in (4, 14))
     assert four == pytest.approx(2 * 28 * (2 * 28 + 2 * 4) * 128 / 4 * 3 / 4)
     assert fourteen == pytest.approx(2 * 28 * (2 * 28 + 2 * 28) * 128 / 14 * 13 / 14)  # 4 heads are repeated 7 times
-    assert timing.exchanged_bytes(SEVEN, work(precise=True), Ranks(devices=4, sequence=4)) == 2 * four
+    assert timing.exchanged_bytes(SEVEN, work(precise=True), Ranks(trainers=4, sequence=4)) == 2 * four
     lengths = np.full(16, 1000.0)
-    found = training_time(SEVEN, H100, work(scorings=1.0), Ranks(devices=4, sequence=4), 0.5, lengths)
+    found = training_time(SEVEN, H100, work(scorings=1.0), Ranks(trainers=4, sequence=4), 0.5, lengths)
     exchanges = 16_000 * four / 450e9
     reduced = 2 * 3 / 4 * 4 * 7.616e9 / 450e9
     assert found.gathering == pytest.approx(2 * exchanges + reduced)

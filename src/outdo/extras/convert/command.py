@@ -9,10 +9,10 @@ from rich.console import Console
 
 from outdo.cli.arguments import OtherSettings, not_writable
 from outdo.cli.output import print_line
-from outdo.config.file import load
+from outdo.config.file import load, read_tables
 from outdo.extras.convert.conversion import Conversion, written_recipe
 from outdo.extras.convert.openrlhf import convert_openrlhf
-from outdo.extras.convert.reading import key_values, openrlhf_settings, read_yaml, verl_settings
+from outdo.extras.convert.reading import key_values, openrlhf_settings, verl_settings
 from outdo.extras.convert.trl import convert_trl
 from outdo.extras.convert.trl_script import Script, read_script, with_code
 from outdo.extras.convert.verl import convert_verl
@@ -97,6 +97,6 @@ def _convert(
     if file is not None and file.suffix == ".py":
         script = read_script(file)
     else:
-        script = Script(written={} if file is None else read_yaml(file))
+        script = Script(written={} if file is None else read_tables(file))
     written = {name: with_code(value, str(code)) for name, value in (script.written | key_values(words)).items()}
     return convert_trl(written, remarks=script.remarks, processes=processes, rows=rows), script.source

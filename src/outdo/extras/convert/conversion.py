@@ -9,7 +9,7 @@ import math
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from outdo.config.messages import format_value, to_toml
 from outdo.config.names import TRACKERS
 from outdo.config.settings import leaves, settings
 from outdo.config.unknown_settings import instead_of, listed_hint
+from outdo.utils.text import dotted
 
 TABLES = Path(__file__).parent
 MISSPELT = 0.85
@@ -104,6 +105,15 @@ class Conversion:
 
 Rule = Callable[[Conversion], None]
 
+OWN_ENGINE = (
+    "outdo's own engine samples with the weights that are trained; for vLLM in an environment of its own add "
+    'engine = {name = "vllm", python = "PATH"}'
+)
+"""What is said of the settings of vLLM."""
+
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+"""The ends of the names of data files; other names are those of data sets of the Hub."""
+
 
 @cache
 def table_of(library: str) -> Mapping[str, Any]:
@@ -111,7 +121,22 @@ def table_of(library: str) -> Mapping[str, Any]:
     return tomllib.loads((TABLES / f"{library}.toml").read_text(encoding="utf-8"))
 
 
-def finish(conversion: Conversion, names: Collection[str]) -> None:
+def converted(
+    library: str, written: Mapping[str, Any], rules: Sequence[Rule], *, remarks: Sequence[str] = ()
+) -> Conversion:
+    """Return the recipe for the settings of a library, by its rules in their order. `remarks` come first."""
+    table = table_of(library.lower())
+    defaults = dict(dotted(table["defaults"]))
+    conversion = Conversion(library=library, given=Given(written, defaults), remarks=list(remarks))
+    if conversion.check_types(table["numbers"].split()):
+        conversion.settings["train.compat"] = library.lower()
+        for rule in rules:
+            rule(conversion)
+        _finish(conversion, {*defaults, *table["others"].split()})
+    return conversion
+
+
+def _finish(conversion: Conversion, names: Collection[str]) -> None:
     """Copy, report or refuse the settings that no rule has read. `names` are those that the library has."""
     given = conversion.given
     last_parts = sorted({name.rpartition(".")[2] for name in names})
@@ -219,6 +244,21 @@ def put_evaluation(conversion: Conversion, name: str, every: int) -> bool:
         return True
     conversion.remark(name, f"no held-out questions are named; add data.eval_path, and eval.every = {every}")
     return False
+
+
+def put_epochs(conversion: Conversion, name: str, *, rows: int | None, whole: Callable[[float], int] = int) -> None:
+    """Set the steps of so many epochs over `rows` questions; report them if the number of questions is not known."""
+    epochs, prompts = conversion.given[name], conversion.settings.get("train.prompts", 1)
+    if rows is not None:
+        conversion.settings["steps"] = max(1, whole(epochs * (rows // prompts)))
+        return
+    sentence = f"steps = {epochs:g} · (number of questions) / {prompts}; --rows N writes it, else steps is 100"
+    conversion.remark(name, sentence)
+
+
+def data_source(name: Any, split: Any, config: Any = None) -> str:
+    """Return a file, or a data set of the Hub, as `data.path` names it."""
+    return str(name) if str(name).endswith(FILES) else f"{name}{f'/{config}' if config else ''}:{split}"
 
 
 def piece(name: str, **options: Any) -> Any:

@@ -2,9 +2,19 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from outdo.extras.convert.conversion import Conversion, Given, Rule, finish, piece, put_evaluation, table_of
+from outdo.extras.convert.conversion import (
+    OWN_ENGINE,
+    Conversion,
+    Rule,
+    converted,
+    data_source,
+    piece,
+    put_epochs,
+    put_evaluation,
+)
 
 ADVANTAGES = {
     "reinforce": "reinforce_pp",
@@ -21,16 +31,7 @@ def convert_openrlhf(
     written: Mapping[str, Any], *, remarks: tuple[str, ...] = (), rows: int | None = None
 ) -> Conversion:
     """Return the recipe for flags of OpenRLHF, by their names. `rows` is the number of training questions."""
-    table = table_of("openrlhf")
-    c = Conversion(library="OpenRLHF", given=Given(written, table["defaults"]), remarks=list(remarks))
-    if not c.check_types(table["numbers"].split()):
-        return c
-    c.settings["train.compat"] = "openrlhf"
-    _batch(c, rows)
-    for rule in RULES:
-        rule(c)
-    finish(c, {*table["defaults"], *table["others"].split()})
-    return c
+    return converted("OpenRLHF", written, (partial(_batch, rows=rows), *RULES), remarks=remarks)
 
 
 def _batch(c: Conversion, rows: int | None) -> None:
@@ -51,11 +52,7 @@ def _batch(c: Conversion, rows: int | None) -> None:
     if given["max_samples"] < 1e8:
         c.settings["data.limit"] = int(given["max_samples"])
         rows = c.settings["data.limit"] if rows is None else min(rows, c.settings["data.limit"])
-    if rows is None:
-        sentence = f"steps = {given['num_episodes']} · (number of questions) / {prompts}; --rows N writes it, else 100"
-        c.remark("num_episodes", sentence)
-    else:
-        c.settings["steps"] = max(1, given["num_episodes"] * (rows // prompts))
+    put_epochs(c, "num_episodes", rows=rows)
     if given["dynamic_filtering"]:
         c.settings["train.dynamic_sampling"] = 10
         c.remark("dynamic_filtering_reward_range", "outdo replaces groups whose rewards are all equal")
@@ -126,10 +123,8 @@ def _data(c: Conversion) -> None:
         ("prompt_data", "prompt_split", "data.path"),
         ("eval_dataset", "eval_split", "data.eval_path"),
     ):
-        path = given[theirs]
-        if path is not None:
-            is_file = str(path).endswith((".jsonl", ".json", ".csv", ".parquet"))
-            c.settings[ours] = str(path) if is_file else f"{path}:{given[split] or 'train'}"
+        if given[theirs] is not None:
+            c.settings[ours] = data_source(given[theirs], given[split] or "train")
     c.settings["data.prompt"] = given["input_key"]
     if given["label_key"]:
         c.settings["data.answer"] = given["label_key"]
@@ -204,11 +199,7 @@ def _during_the_run(c: Conversion) -> None:
     if track := [name for name in ("wandb", "tensorboard") if given[f"use_{name}"]]:
         c.settings["track"] = track
     if given["vllm_num_engines"]:
-        c.remark(
-            "vllm_num_engines",
-            "outdo's own engine samples with the weights that are trained; for vLLM in an environment of its own add "
-            'engine = {name = "vllm", python = "PATH"}',
-        )
+        c.remark("vllm_num_engines", OWN_ENGINE)
     c.settings["seed"] = given["seed"]
     given.read |= {"save_path", "ckpt_path", "max_ckpt_num", "wandb_project", "wandb_run_name"}
 

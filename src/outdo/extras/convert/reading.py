@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outdo.config.file import LARGEST_FILE, parse_yaml, read_value
+from outdo.config.file import read_tables, read_text, read_value
 from outdo.extras.convert.conversion import plain_value
-from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.errors import UserError
 from outdo.utils.text import dotted
 
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
@@ -18,33 +18,6 @@ COMMAND = re.compile(r"main_ppo|train_ppo")
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w.@-]*=.*", re.DOTALL)
 
 Settings = dict[str, Any]
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file. Raises `UserError` if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes"])
-        return content.decode("utf-8-sig")
-    except FileNotFoundError:
-        neighbours = [each.name for each in path.parent.glob("*.*")] if path.parent.is_dir() else []
-        raise UserError([f"{path}: no such file{did_you_mean(path.name, neighbours)}"]) from None
-    except IsADirectoryError:
-        raise UserError([f"{path}: expected a file, found a folder"]) from None
-    except UnicodeDecodeError as error:
-        raise UserError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
-    except OSError as error:
-        raise UserError([f"{path}: {error.strerror}"]) from None
-
-
-def read_yaml(path: Path) -> Settings:
-    """Return the tables of a YAML file. Raises `UserError`."""
-    try:
-        return parse_yaml(read_text(path))
-    except UserError as error:
-        raise UserError([f"{path}: {line.removeprefix(f'{path}: ')}" for line in error.problems]) from None
 
 
 def verl_settings(path: Path | None, overrides: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -58,7 +31,7 @@ def verl_settings(path: Path | None, overrides: Sequence[str]) -> tuple[Settings
     if path is not None and path.suffix == ".sh":
         overrides = [*(word for word in command_of(path) if OVERRIDE.fullmatch(word)), *overrides]
     elif path is not None:
-        tables = read_yaml(path)
+        tables = read_tables(path)
         tables.pop("hydra", None)
         if tables.pop("defaults", None):
             remarks.append(f"defaults: the files that {path} is made of are not read; give their settings as key=value")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from outdo.extras.convert.conversion import (
@@ -9,11 +10,12 @@ from outdo.extras.convert.conversion import (
     Given,
     Rule,
     as_list,
-    finish,
+    converted,
+    data_source,
     piece,
+    put_epochs,
     put_evaluation,
     put_trackers,
-    table_of,
 )
 from outdo.extras.convert.trl_objective import advantage, objective, reference
 
@@ -41,19 +43,10 @@ def convert_trl(
     `read_script` returns them; `remarks` are those of the reading. `processes` is the number of processes that TRL is
     started with, `rows` the number of training questions, which turns epochs into steps.
     """
-    table = table_of("trl")
     if "scale_rewards" in written:  # also true and false
         written = {**written, "scale_rewards": str(written["scale_rewards"]).lower()}
-    conversion = Conversion(library="TRL", given=Given(written, table["defaults"]), remarks=list(remarks))
-    if not conversion.check_types(table["numbers"].split()):
-        return conversion
-    conversion.settings["train.compat"] = "trl"
-    _batch(conversion, processes)
-    _steps(conversion, rows)
-    for rule in RULES:
-        rule(conversion)
-    finish(conversion, {*table["defaults"], *table["others"].split()})
-    return conversion
+    rules = (partial(_batch, processes=processes), partial(_steps, rows=rows), *RULES)
+    return converted("TRL", written, rules, remarks=remarks)
 
 
 # ----------------------------------------------------------------------------------------------- batch and its passes
@@ -87,17 +80,14 @@ def _batch(c: Conversion, processes: int) -> None:
 
 
 def _steps(c: Conversion, rows: int | None) -> None:
-    given, prompts = c.given, c.settings.get("train.prompts", 1)
-    epochs, longest = given["num_train_epochs"], given["max_steps"]
-    if longest > 0:
-        c.settings["steps"] = c.steps_of(longest)
-        if c.updates > 1:
-            c.remark("max_steps", f"TRL counts optimiser steps, of which a step of outdo has {c.updates}")
-    elif rows is not None:
-        c.settings["steps"] = max(1, math.ceil(epochs * (rows // prompts)))
-    else:
-        sentence = f"steps = {epochs:g} · (number of questions) / {prompts}; --rows N writes it, else steps is 100"
-        c.remark("num_train_epochs", sentence)
+    longest = c.given["max_steps"]
+    c.given.read.add("num_train_epochs")  # which max_steps replaces
+    if longest <= 0:
+        put_epochs(c, "num_train_epochs", rows=rows, whole=math.ceil)
+        return
+    c.settings["steps"] = c.steps_of(longest)
+    if c.updates > 1:
+        c.remark("max_steps", f"TRL counts optimiser steps, of which a step of outdo has {c.updates}")
 
 
 # ------------------------------------------------------------------------------------------------- data, rewards, model
@@ -111,13 +101,13 @@ def _data(c: Conversion) -> None:
     if path is None and mixture:
         path = [_mixed(each) for each in as_list(mixture)]
     elif path is None and name is not None:
-        path = _source(name, config, train)
+        path = data_source(name, train, config)
     if path:
         c.settings["data.path"] = path
         c.remarks.append(f"the prompts: {CHAT}")
     held_out = given["eval_dataset"]
     if held_out is None and name is not None and given["eval_strategy"] != "no":
-        held_out = _source(name, config, test)
+        held_out = data_source(name, test, config)
     if held_out is not None:
         c.settings["data.eval_path"] = held_out
     if given["max_prompt_length"] is None:
@@ -132,14 +122,7 @@ def _data(c: Conversion) -> None:
 def _mixed(table: Any) -> str:
     if not isinstance(table, Mapping):
         return str(table)
-    return _source(table.get("path"), table.get("name"), table.get("split", "train"))
-
-
-def _source(name: Any, config: Any, split: Any) -> str:
-    """Return a data set of the Hub, or a file, as `data.path` names it."""
-    if str(name).endswith((".jsonl", ".json", ".csv", ".parquet")):
-        return str(name)
-    return f"{name}{f'/{config}' if config else ''}:{split}"
+    return data_source(table.get("path"), table.get("split", "train"), table.get("name"))
 
 
 def _rewards(c: Conversion) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from outdo.extras.convert.conversion import Conversion, piece
+from outdo.extras.convert.conversion import OWN_ENGINE, Conversion, piece
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """The values of `loss_type` that are PPO's clip."""
@@ -105,11 +105,7 @@ def _engine(c: Conversion, kind: str) -> dict[str, Any]:
     mode, wanted = given["vllm_importance_sampling_mode"], given["vllm_importance_sampling_correction"]
     if not given["use_vllm"]:
         return {"correction": corrections[0]} if corrections else {}
-    c.remark(
-        "use_vllm",
-        "outdo's own engine samples with the weights that are trained; for vLLM in an environment of its own add "
-        'engine = {name = "vllm", python = "PATH"}',
-    )
+    c.remark("use_vllm", OWN_ENGINE)
     if wanted:
         level, _, what = mode.partition("_")
         bounds = {"low": low or 0.0, "high": 1e9 if high is None else high}

@@ -2,21 +2,21 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from outdo.extras.convert.conversion import (
+    OWN_ENGINE,
     Conversion,
-    Given,
     Rule,
     as_list,
-    finish,
+    converted,
     piece,
+    put_epochs,
     put_evaluation,
     put_trackers,
-    table_of,
 )
-from outdo.utils.text import dotted
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 LOSS = f"{ACTOR}.policy_loss"
@@ -49,19 +49,8 @@ OWN_MEAN = ("gspo", "sapo", "geo_mean")
 
 def convert_verl(written: Mapping[str, Any], *, remarks: tuple[str, ...] = (), rows: int | None = None) -> Conversion:
     """Return the recipe for settings of verl, by their dotted names. `rows` is the number of training questions."""
-    table = table_of("verl")
-    defaults = dict(dotted(table["defaults"]))
     renamed = {NEW_NAMES.get(name, name): value for name, value in written.items()}
-    c = Conversion(library="verl", given=Given(renamed, defaults), remarks=list(remarks))
-    if not c.check_types(table["numbers"].split()):
-        return c
-    c.settings["train.compat"] = "verl"
-    _batch(c)
-    _steps(c, rows)
-    for rule in RULES:
-        rule(c)
-    finish(c, {*defaults, *table["others"].split()})
-    return c
+    return converted("verl", renamed, (_batch, partial(_steps, rows=rows), *RULES), remarks=remarks)
 
 
 NEW_NAMES = {
@@ -98,15 +87,11 @@ def _batch(c: Conversion) -> None:
 
 
 def _steps(c: Conversion, rows: int | None) -> None:
-    steps, epochs = c.given["trainer.total_training_steps"], c.given["trainer.total_epochs"]
-    prompts = c.settings.get("train.prompts", 1)
-    if steps and steps > 0:
+    c.given.read.add("trainer.total_epochs")  # which total_training_steps replaces
+    if (steps := c.given["trainer.total_training_steps"]) and steps > 0:
         c.settings["steps"] = steps
-    elif rows is not None:
-        c.settings["steps"] = max(1, int(epochs * (rows // prompts)))
     else:
-        sentence = f"steps = {epochs:g} · (number of questions) / {prompts}; --rows N writes it, else steps is 100"
-        c.remark("trainer.total_epochs", sentence)
+        put_epochs(c, "trainer.total_epochs", rows=rows)
 
 
 # ---------------------------------------------------------------------------------------------------------- objective
@@ -314,8 +299,7 @@ def _sampling(c: Conversion) -> None:
     if given[f"{ROLLOUT}.name"] is not None:
         c.remark(
             f"{ROLLOUT}.name",
-            "outdo's own engine samples with the weights that are trained; for vLLM in an environment of its own add "
-            'engine = {name = "vllm", python = "PATH"}, and correction = "none" to the objective if it has none',
+            f'{OWN_ENGINE}, and correction = "none" to the objective if it has none',
         )
 
 

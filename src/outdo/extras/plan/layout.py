@@ -27,26 +27,18 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelLayout:
-    """A use of all devices of a cluster."""
+class ParallelLayout(Ranks):
+    """A use of all devices of a cluster: how those that train are arranged, and those that sample."""
 
     kind: str  # one of KINDS
-    trainers: int  # devices that train
     samplers: int  # devices that sample
     width: int = 1  # devices of one engine (tensor parallelism)
-    shards: int = 1  # devices over which the trainer's weights are cut
-    sequence: int = 1  # devices that train on one sequence together
-    pipeline: int = 1  # stages of the trainer's layers
-    gathered: bool = True  # see timing.Ranks
     staleness: float = 0.0
     in_order: bool = True  # see simulation.Loop
     parts: int = 1
     taken: int = 0  # bytes of a device that trainers keep while engines sample on it
     most_running: int = MOST_RUNNING  # answers of an engine
     weight_bytes: float = BFLOAT16  # in which an engine reads a weight
-    offload: bool = False  # see timing.Ranks, also for the next two
-    gathered_bytes: float = BFLOAT16
-    reduced_bytes: float = timing.GRADIENT_BYTES
 
     @property
     def engines(self) -> int:
@@ -94,17 +86,7 @@ def predict(
     """
     card = cluster.card
     lengths = work.lengths.sample(work.sequences)
-    ranks = Ranks(
-        devices=layout.trainers,
-        shards=layout.shards,
-        sequence=layout.sequence,
-        pipeline=layout.pipeline,
-        gathered=layout.gathered,
-        offload=layout.offload,
-        gathered_bytes=layout.gathered_bytes,
-        reduced_bytes=layout.reduced_bytes,
-    )
-    trained = timing.training_time(shape, card, work, ranks, fractions.training, lengths)
+    trained = timing.training_time(shape, card, work, layout, fractions.training, lengths)
     sampled = _sampling(shape, card, work, layout, fractions, lengths, followed)
     update = _update(shape, card, work, layout, fractions)
     sharing = layout.shards if layout.staleness == 0 else 1  # ahead of the trainer, the first device scores for all

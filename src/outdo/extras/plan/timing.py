@@ -70,9 +70,9 @@ def prefill(shape: Shape, card: Card, work: Workload, devices: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """How trainers are arranged."""
+    """How the devices that train are arranged."""
 
-    devices: int
+    trainers: int  # devices
     shards: int = 1  # devices over which weights, gradients and optimiser are cut
     sequence: int = 1  # devices that compute one sequence together
     pipeline: int = 1  # stages of layers, each on devices of its own
@@ -84,7 +84,7 @@ class Ranks:
     @property
     def streams(self) -> int:
         """Groups of devices that compute different sequences."""
-        return max(1, self.devices // (self.sequence * self.pipeline))
+        return max(1, self.trainers // (self.sequence * self.pipeline))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def training_time(
     runs = 2 + work.checkpointing  # of the layers, forward and backward
     waiting = max(0.0, runs * gather + fetched - passes * forward) + runs * exchange
     waiting += _reducing(shape, work, card, ranks) + HOST_STEP * shape.parameters / ranks.shards * ranks.offload
-    steps, slow = work.optimiser_steps, slowest(ranks.devices, card)
+    steps, slow = work.optimiser_steps, slowest(ranks.trainers, card)
     models = 1 + work.critics
     return TrainingTime(
         scoring=(work.scorings + work.critics) * steps * (max(forward, gather) + exchange) * slow,
@@ -184,9 +184,9 @@ def _reducing(shape: Shape, work: Workload, card: Card, ranks: Ranks) -> float:
     An adapter is whole on each device: its gradients are summed among all, in float32.
     """
     shards, bytes_ = (1, GRADIENT_BYTES) if work.adapter else (ranks.shards, ranks.reduced_bytes)
-    copies = max(1, ranks.devices // shards)
+    copies = max(1, ranks.trainers // shards)
     within = (shards - 1) / shards / card.reach(shards) if ranks.gathered else 0.0
-    between = 2 * (copies - 1) / copies / shards / card.reach(ranks.devices)
+    between = 2 * (copies - 1) / copies / shards / card.reach(ranks.trainers)
     return bytes_ * shape.parameters * (work.adapter or 1.0) * (within + between)
 
 

@@ -122,7 +122,7 @@ def _trainer(
     shape: Shape, card: Card, work: Workload, layout: Mapping[str, Any], fractions: Fractions
 ) -> dict[str, float]:
     """Return tokens a second and GiB of a trainer without engines, which sends its weights after each step."""
-    ranks = timing.Ranks(devices=layout["trainers"], shards=layout["shards"])
+    ranks = timing.Ranks(trainers=layout["trainers"], shards=layout["shards"])
     seconds = timing.training_time(
         shape, card, work, ranks, fractions.training, work.lengths.sample(work.sequences)
     ).training
