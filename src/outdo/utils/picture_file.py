@@ -12,6 +12,11 @@ GENERATED_ID = re.compile(r'(?<=["#])([a-z])[0-9a-f]{10}(?=[")])')
 """The name of a clip path, a marker or a hatch in an SVG of matplotlib: a letter and a hash."""
 
 
+def picture_mistakes(path: str | Path) -> list[str]:
+    """Return a sentence if a picture cannot have this name."""
+    return [] if Path(path).suffix in (".svg", ".png") else [f"{path}: the name of a picture ends in .svg or .png"]
+
+
 def save_picture(figure: "Figure", path: str | Path) -> None:
     """Write a figure to an .svg or .png file.
 

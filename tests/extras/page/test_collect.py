@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy
 import pyarrow
 import pytest
+from encoded_pages import unpack
 from pyarrow import parquet
 from run_folders import start_run, write_long_run, write_run, write_small_run, write_watched_run
 
@@ -29,7 +30,6 @@ from outdo.extras.record import parquet as files
 from outdo.run.folder import run_files
 from outdo.run.folder.run_folder import RunFolder, is_alive
 from outdo.utils.errors import RunFolderError
-from tests.support.encoded_pages import unpack
 
 
 def header(entry: dict) -> dict:

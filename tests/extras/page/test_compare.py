@@ -14,6 +14,7 @@ import numpy
 import pyarrow
 import pytest
 import torch
+from encoded_pages import unpack
 from rich.console import Console
 from run_folders import write_small_run
 from transformers import AutoModelForCausalLM
@@ -28,7 +29,6 @@ from outdo.run.display import Display
 from outdo.run.folder.run_folder import RunFolder
 from outdo.testing import tiny_model
 from outdo.utils.errors import CheckpointError, UserError
-from tests.support.encoded_pages import unpack
 
 
 @pytest.fixture(scope="module")

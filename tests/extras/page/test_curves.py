@@ -1,18 +1,16 @@
 """`outdo plot`: the usual curves first, mistakes told at once, the same picture the same bytes."""
 
 import builtins
-import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from outdo.extras.page import glossary
 from outdo.extras.page.curves import DEFAULT_METRICS, metric_names, plot, smoothed
-from outdo.extras.page.plot_command import run_plot
+from outdo.extras.page.plot_command import command
 from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import RunFolderError, UserError
 
@@ -113,10 +111,11 @@ def test_without_matplotlib_the_error_names_the_package(tmp_path: Path, monkeypa
         plot({"a": LINES}, tmp_path / "a.svg")
 
 
-def test_the_command_draws_runs_with_the_evaluation_before_them(run: Path, tmp_path: Path) -> None:
-    said = io.StringIO()
-    run_plot([run], tmp_path / "a.svg", [], Console(file=said))
-    assert f"the picture is {tmp_path / 'a.svg'}" in said.getvalue().replace("\n", "")
+def test_the_command_draws_runs_with_the_evaluation_before_them(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command([run], out=tmp_path / "a.svg")
+    assert f"the picture is {tmp_path / 'a.svg'}" in capsys.readouterr().out
     assert "<!-- run -->" in drawn(tmp_path / "a.svg")
 
 
@@ -128,11 +127,11 @@ def full_disk(folder: Path) -> Path:
 
 def test_the_command_reports_all_mistakes_in_runs_and_file(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)nothing: no such folder.*nowhere: no such folder.*no folder .*missing"):
-        run_plot([tmp_path / "nothing", tmp_path / "nowhere"], tmp_path / "missing" / "a.svg", None, Console())
+        command([tmp_path / "nothing", tmp_path / "nowhere"], out=tmp_path / "missing" / "a.svg")
     with pytest.raises(UserError, match="the same run is given twice"):
-        run_plot([run, run], tmp_path / "a.svg", None, Console())
+        command([run, run], out=tmp_path / "a.svg")
 
 
 def test_a_picture_that_cannot_be_written_is_reported(run: Path) -> None:
     with pytest.raises(RunFolderError, match=r"full\.svg: cannot be written: No space left"):
-        run_plot([run], full_disk(run.parent), None, Console())
+        command([run], out=full_disk(run.parent))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy
 import pyarrow
 import pytest
+from encoded_pages import unpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -15,7 +16,6 @@ from run_folders import write_small_run
 
 from outdo.extras.page.encode import COARSE, FLOATS, STORED_AS_DIFFERENCE, pack, rounded
 from outdo.extras.record import parquet
-from tests.support.encoded_pages import unpack
 
 ERROR = 6.2e-5
 LISTS = pyarrow.list_(pyarrow.float32())

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from outdo.config.file import load
 from outdo.extras.page import glossary
-from outdo.extras.page.glossary_command import TOPICS, run_glossary
+from outdo.extras.page.glossary_command import TOPICS, command
 from outdo.run.display import Display
 from outdo.run.folder.run_folder import read_metrics
 from outdo.run.training import start
@@ -123,19 +123,19 @@ def test_a_metric_of_another_library_has_no_entry() -> None:
 )
 def test_a_wrong_name_is_reported_with_the_nearest_one(wrong: str, right: str) -> None:
     with pytest.raises(UserError, match=rf"{wrong}.*did you mean {right}\?"):
-        run_glossary(wrong, Console(file=io.StringIO()))
+        command(wrong)
 
 
 def test_a_name_without_a_similar_one_is_reported_with_the_list_command() -> None:
     with pytest.raises(UserError, match="lists all of them"):
-        run_glossary("qqqqqqqq", Console(file=io.StringIO()))
+        command("qqqqqqqq")
 
 
-def test_the_command_prints_an_entry_and_without_a_metric_all_names() -> None:
-    said = io.StringIO()
-    run_glossary("kl", Console(file=said, width=400))
-    run_glossary(None, Console(file=said, width=400))
-    assert "Distance from the reference" in said.getvalue()
-    assert "otherwise: Above 0.5" in said.getvalue()
-    assert all(entry.name in said.getvalue() for entry in glossary.entries())
-    assert all(question in said.getvalue() for question in TOPICS.values())
+def test_the_command_prints_an_entry_and_without_a_metric_all_names(capsys: pytest.CaptureFixture[str]) -> None:
+    command("kl")
+    command()
+    said = capsys.readouterr().out
+    assert "Distance from the reference" in said
+    assert "otherwise: Above 0.5" in said
+    assert all(entry.name in said for entry in glossary.entries())
+    assert all(question in said for question in TOPICS.values())

@@ -2,6 +2,7 @@
 
 import io
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 
 import outdo.extras.page
 from outdo.extras.page import glossary
-from outdo.extras.page.glossary_command import run_glossary
+from outdo.extras.page.glossary_command import command
 from outdo.run.display import Display
 
 METRICS = {
@@ -29,9 +30,9 @@ METRICS = {
 
 
 def said(word: str) -> str:
-    console = Console(file=io.StringIO(), width=400)
-    run_glossary(word, console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    with redirect_stdout(io.StringIO()) as out:
+        command(word)
+    return out.getvalue()
 
 
 def test_every_word_of_a_steps_line_has_an_entry() -> None:

@@ -6,9 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -239,42 +237,3 @@ def _reachable_from_outside(port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-QUICK = PROGRAM.replace("serve([", "server.REQUEST_SECONDS = 1.0\nserver.serve([").replace(
-    "from outdo.extras.page.server import serve", "from outdo.extras.page import server"
-)
-
-
-@contextmanager
-def quick_server(folder: Path) -> Iterator[tuple[int, str]]:
-    """A server that waits a second for a request; gives its port, and the token."""
-    process = subprocess.Popen([sys.executable, "-c", QUICK, str(folder)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        port, token = re.fullmatch(r".*:(\d+)/\?token=(.*)\n", process.stdout.readline()).groups()  # type: ignore
-        yield int(port), token
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.parametrize("sent", ["", "GET / HTTP/1.1\r\nHost: 127"], ids=["nothing", "half a request"])
-def test_a_connection_without_a_whole_request_is_closed(growing: Path, sent: str):
-    with quick_server(growing) as (port, token):
-        with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
-            connection.sendall(sent.encode())
-            assert connection.recv(1) == b""
-        request = f"GET /data?token={token} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n"
-        assert asked(port, request)[0] == 200
-
-
-def test_a_request_that_comes_too_late_is_not_answered(growing: Path):
-    with quick_server(growing) as (port, _), socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: 127")
-        time.sleep(5)
-        answer = b""
-        with suppress(ConnectionError):
-            connection.sendall(b".0.0.1\r\n\r\n")
-            answer = connection.recv(1)
-        assert answer == b""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,11 +22,10 @@ from outdo.config.file import read_value
 from outdo.config.method_rules import objective_mistakes
 from outdo.config.recipe import Piece
 from outdo.extras.explain.explain import Explanation, Point, explain, mistakes_in, table
-from outdo.extras.explain.explain_plot import check_suffix, plot
+from outdo.extras.explain.explain_plot import plot
 from outdo.run.build.method import build_objective
 from outdo.utils.errors import UserError
-
-Made = TypeVar("Made")
+from outdo.utils.picture_file import picture_mistakes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +125,12 @@ def run_explain(
 ) -> None:
     """Explain the objective that `make` builds. Raises `UserError` with every mistake, including those of `make`."""
     mistakes = [f"explain: --{each}" for each in _mistakes(arguments)]
-    objective = _collect(make, mistakes)
-    if picture is not None:
-        _collect(lambda: check_suffix(picture), mistakes)
+    objective = None
+    try:
+        objective = make()
+    except UserError as error:
+        mistakes += error.problems
+    mistakes += picture_mistakes(picture) if picture is not None else []
     if mistakes or objective is None:
         raise UserError(mistakes)
     old, advantage, ref = arguments.old, arguments.advantage, arguments.ref
@@ -165,7 +167,6 @@ def run_example(number: int, console: Console, *, picture: Path | None = None, a
         raise UserError([f"explain: --example takes {', '.join(map(str, EXAMPLES))}, not {number}"])
     example = EXAMPLES[number]
     if picture is not None:
-        check_suffix(picture)
         plot(
             example.objective,
             picture,
@@ -195,15 +196,6 @@ def _mistakes(arguments: ExplainArguments) -> list[str]:
         group=arguments.group,
         length=arguments.length,
     )
-
-
-def _collect(call: Callable[[], Made], mistakes: list[str]) -> Made | None:
-    """Return the result of `call`; if it raises `UserError`, add its mistakes to the others and return None."""
-    try:
-        return call()
-    except UserError as error:
-        mistakes += error.problems
-        return None
 
 
 # ------------------------------------------------------------------------------------------------- the essay's tables

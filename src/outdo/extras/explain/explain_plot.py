@@ -10,7 +10,7 @@ import torch
 from outdo.algorithms.objectives.base import Objective
 from outdo.extras.explain.explain import Explanation, Point, explain, table
 from outdo.utils.errors import UserError
-from outdo.utils.picture_file import save_picture
+from outdo.utils.picture_file import picture_mistakes, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,8 @@ def plot(
     `UserError` for another suffix, for values that are not probabilities, and without matplotlib (the extra `plot`).
     """
     columns = [_Column.of(objective, news, old=old, advantage=advantage, ref=ref) for ref in refs]
-    check_suffix(path)
+    if mistakes := picture_mistakes(path):
+        raise UserError(mistakes)
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -78,14 +79,6 @@ def plot(
         figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=5, columnspacing=1.4, frameon=False)
         figure.suptitle(title.replace("π_old", OLD).replace("π_ref", REF), fontsize=11)
         save_picture(figure, path)
-
-
-def check_suffix(path: str | Path) -> str:
-    """Return the suffix of a picture's name; raise `UserError` if it is neither .svg nor .png."""
-    ending = Path(path).suffix
-    if ending not in (".svg", ".png"):
-        raise UserError([f"{path}: the name of a picture ends in .svg or .png"])
-    return ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from outdo.extras.page import glossary
 from outdo.utils.errors import UserError
-from outdo.utils.picture_file import save_picture
+from outdo.utils.picture_file import picture_mistakes, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,9 +110,7 @@ def metric_names(lines: Sequence[Metrics]) -> list[str]:
 
 def _metrics_to_draw(runs: Mapping[str, Sequence[Metrics]], path: str | Path, names: Sequence[str] | None) -> list[str]:
     """Return the metrics to draw; report all mistakes at once."""
-    mistakes = []
-    if Path(path).suffix not in (".svg", ".png"):
-        mistakes.append(f"{path}: the name of a picture ends in .svg or .png")
+    mistakes = picture_mistakes(path)
     if not 1 <= len(runs) <= len(RUN_STYLES):
         mistakes.append(f"{len(runs)} runs: a picture holds one or two")
     known = list({name: None for lines in runs.values() for name in metric_names(lines)})

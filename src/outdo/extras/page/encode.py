@@ -90,7 +90,9 @@ def pack(table: Table) -> bytes:
     columns["others"] = _other_pushes(table, lengths)
     top_columns, top_starts = _top_tokens(table, vocabulary)
     body = _Body()
-    places = _add_columns(body, columns) | _add_top_columns(body, top_columns)
+    places = _add_columns(body, columns)
+    for name, values in top_columns.items():  # whose length is their own
+        places[name] = {**body.add(values, COARSE_BITS), "count": len(values)}
     header = {
         "step": table["step"][0].as_py() if len(table) and "step" in table.column_names else None,
         "groups": groups,
@@ -121,11 +123,6 @@ def _add_columns(body: "_Body", columns: Mapping[str, Array | None]) -> dict[str
             body, columns[name], columns.get(STORED_AS_DIFFERENCE[name]), STORED_AS_DIFFERENCE[name], kept
         )
     return places
-
-
-def _add_top_columns(body: "_Body", columns: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
-    """Store the columns of the most probable tokens, whose length is their own."""
-    return {name: {**body.add(values, COARSE_BITS), "count": len(values)} for name, values in columns.items()}
 
 
 def _add_difference(body: "_Body", values: Floats | None, old: Floats | None, base: str, kept: int) -> dict[str, Any]:

@@ -28,12 +28,8 @@ def command(
         str | None, typer.Argument(help="a metric, or a word of a step's line or of the page; unset: all metrics")
     ] = None,
 ) -> None:
-    """Print what a metric or a word means, or a list of all metrics."""
-    run_glossary(metric, Console())
-
-
-def run_glossary(metric: str | None, console: Console) -> None:
     """Print what a metric or a word means; without one, list all metrics by topic. Raises `UserError` if unknown."""
+    console = Console()
     if metric is None:
         for topic, entries in groupby(glossary.entries(), key=lambda entry: entry.topic):
             print_text(console, Text(TOPICS[topic], style="bold"))

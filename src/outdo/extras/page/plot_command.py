@@ -1,7 +1,7 @@
 """`outdo plot`: the curves of one run or two."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,11 +22,6 @@ def command(
         list[str] | None, typer.Option(help="a metric to draw; may be given several times; unset: the usual ones")
     ] = None,
 ) -> None:
-    """Draw the curves of runs."""
-    run_plot(runs, out, metric, Console())
-
-
-def run_plot(runs: Sequence[Path], out: Path, names: Sequence[str] | None, console: Console) -> None:
     """Draw the curves of one or two runs. Raises `UserError` with every fault of the runs, the metrics and the file."""
     mistakes = [problem for problem in (*map(no_run, runs), not_writable(out)) if problem]
     if len({run.resolve() for run in runs}) < len(runs):
@@ -38,10 +33,10 @@ def run_plot(runs: Sequence[Path], out: Path, names: Sequence[str] | None, conso
     for sentence in left_out:
         print_warning(sentence)
     try:
-        plot(_short_names(lines), out, names=names or None)
+        plot(_short_names(lines), out, names=metric or None)
     except OSError as error:
         raise RunFolderError(f"{out}: cannot be written: {os.strerror(error.errno or 0)}") from error
-    print_line(console, f"the picture is {out}")
+    print_line(Console(), f"the picture is {out}")
 
 
 def _short_names(lines: Mapping[str, Any]) -> dict[str, Any]:

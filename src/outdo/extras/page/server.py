@@ -10,7 +10,6 @@ requests with the token: none from a page of another site (`Origin`), and none f
 (`Host`). It never uses a part of a request as a path: a step is a number that must be among the recorded ones.
 """
 
-import asyncio
 import hmac
 import json
 import secrets
@@ -24,7 +23,6 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outdo.extras.page.collect import DEFAULT_VIEW, RunData, View, metrics_since, step_tokens
 from outdo.extras.page.held_out import held_out_data
@@ -33,9 +31,6 @@ from outdo.extras.page.runs import collect_runs
 from outdo.utils.errors import RunFolderError, UserError
 
 HOST = "127.0.0.1"
-
-REQUEST_SECONDS = 10.0
-"""Seconds in which a connection must have sent its request; it is closed otherwise."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -103,38 +98,11 @@ def serve(runs: Sequence[Path], *, port: int, view: View = DEFAULT_VIEW, report:
             "ws": "none",
             "server_header": False,
             "timeout_graceful_shutdown": 1,
-            "http": _Http,
+            "http": "h11",
         }
         config = uvicorn.Config(application, **settings)
         report(f"http://{HOST}:{port}/?token={token}")
         uvicorn.Server(config).run(sockets=[listening])
-
-
-class _Http(H11Protocol):
-    """HTTP/1.1 that closes a connection on which no request arrives, or only the beginning of one."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_request()
-
-    def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is before:  # what has arrived is not a whole request yet
-            return
-        self._deadline.cancel()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():  # else the next request was there already
-            self._await_request()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _await_request(self) -> None:
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
 
 
 def _error_response(request: Request, port: int, token: str) -> Response | None:

@@ -101,6 +101,11 @@ def file_stem(tracker: str) -> str:
     return re.sub(r"[^\w-]+", "_", tracker)
 
 
+def as_table(completions: Completions) -> dict[str, Any]:
+    """Return rows as the tables of clients have them: the names of the columns, and the values of each row."""
+    return {"columns": list(completions[0]), "data": [list(row.values()) for row in completions]}
+
+
 def dashboard_names(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics under the names that TRL's trainers log: `train/` before all but those of evaluations."""
     return {name if name.startswith("eval/") else f"train/{name}": value for name, value in metrics.items()}

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from outdo.extras.trackers.base import Completions, Log, TrackedRun, dashboard_names
+from outdo.extras.trackers.base import Completions, Log, TrackedRun, as_table, dashboard_names
 
 MOST_PARAMETERS = 100
 """The largest number of parameters in one request, and the longest value of one."""
@@ -34,9 +34,7 @@ def mlflow(run: TrackedRun, *, experiment: str = "outdo", uri: str | None = None
         named = dashboard_names(metrics).items()
         client.log_batch(run_id, metrics=[Metric(_name(name), value, now, step) for name, value in named])
         if completions:
-            rows = [list(row.values()) for row in completions]
-            table = {"columns": list(completions[0]), "data": rows}
-            client.log_dict(run_id, table, f"completions/step_{step:06d}.json")
+            client.log_dict(run_id, as_table(completions), f"completions/step_{step:06d}.json")
 
     yield log
     if run.report:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from outdo.extras.trackers.base import Completions, Log, TrackedRun, dashboard_names
+from outdo.extras.trackers.base import Completions, Log, TrackedRun, as_table, dashboard_names
 
 
 @contextmanager
@@ -30,10 +30,7 @@ def trackio(
     run.keep_id(tracked.name)
 
     def log(step: int, metrics: Mapping[str, float], completions: Completions) -> None:
-        table = {}
-        if completions:
-            rows = [list(row.values()) for row in completions]
-            table = {"completions": client.Table(columns=list(completions[0]), data=rows)}
+        table = {"completions": client.Table(**as_table(completions))} if completions else {}
         tracked.log(dashboard_names(metrics) | table, step=step)
 
     yield log

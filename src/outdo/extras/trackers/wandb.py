@@ -3,9 +3,8 @@
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
-from outdo.extras.trackers.base import FOLDER, Completions, Log, TrackedRun, dashboard_names
+from outdo.extras.trackers.base import FOLDER, Completions, Log, TrackedRun, as_table, dashboard_names
 
 
 @contextmanager
@@ -31,10 +30,7 @@ def wandb(
         run.say(f"wandb: {tracked.url}")
 
     def log(step: int, metrics: Mapping[str, float], completions: Completions) -> None:
-        table = {}
-        if completions:
-            rows: Any = [list(row.values()) for row in completions]
-            table = {"completions": client.Table(columns=list(completions[0]), data=rows)}
+        table = {"completions": client.Table(**as_table(completions))} if completions else {}
         tracked.log(dashboard_names(metrics) | table, step=step)
 
     yield log

@@ -34,7 +34,7 @@ function Prompt({ group }) {
         <dt>Prompt id</dt><dd><code>${oneLine(String(group.prompt_id), 40)}</code></dd></div></dl></div>`;
 }
 
-function Tools({ step, by, setBy, order, setOrder, plain, setPlain, folded, setFolded, turns, onCsv }) {
+function Tools({ step, by, setBy, order, setOrder, plain, setPlain, folded, setFolded, turns }) {
   return html`<div class="tools">
     <label class="control"><span>Colour by</span><select data-test="quantity" value=${by}
       onChange=${(event) => setBy(event.target.value)}>
@@ -48,7 +48,7 @@ function Tools({ step, by, setBy, order, setOrder, plain, setPlain, folded, setF
       onChange=${(event) => setPlain(event.target.checked)} /><span>Plain text</span></label>
     ${turns && html`<label class="control"><input type="checkbox" data-test="fold-all" checked=${folded}
       onChange=${(event) => setFolded(event.target.checked)} /><span>Fold what environments wrote</span></label>`}
-    <button type="button" data-test="csv" onClick=${onCsv}>Save as CSV</button></div>`;
+    </div>`;
 }
 
 /** Pass what to show to the pane, which is built without Preact (pane.js). `jump` makes it go to a token. */
@@ -89,7 +89,7 @@ function Rollouts({ step, group, shown, by, setBy, filter, jump, onPlace, compar
   return html`<${Prompt} key=${group.index} group=${group} />
     <${Tools} step=${step} by=${quantity} setBy=${setBy} order=${order} setOrder=${setOrder}
       plain=${plain} setPlain=${setPlain} folded=${folded} setFolded=${setFolded}
-      turns=${turns} onCsv=${() => saveCsv(step, group)} />
+      turns=${turns} />
     ${!plain && html`<${Legend} scale=${scale} />`}
     ${turns && html`<p class="note quiet">${TURN_WORDS}</p>`}
     ${blank && html`<p class="note">This group was not measured after the step, so it is not known
