@@ -4,6 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count, repeat
 from pathlib import Path
@@ -28,7 +29,6 @@ from benchmarks.suite.work import (
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.config.replicas import COUNT, SMALL_MODEL
-from outdo.extras.record.background_writer import BackgroundWriter
 from outdo.extras.record.parquet import make_folder
 from outdo.extras.record.recorder import Recorder
 from outdo.extras.replicas.engine import ReplicatedEngine
@@ -205,20 +205,21 @@ def step(setting: Setting, turns: Turns) -> None:
                 pass
         return
     recorder = Recorder(steps.policy, steps.objective)
-    with TemporaryDirectory() as place, BackgroundWriter() as writer:
-        folder = Path(place)
+    with TemporaryDirectory() as place, ThreadPoolExecutor(1) as thread:
+        folder, written = Path(place), thread.submit(lambda: None)
         make_folder(folder)
 
         def turn() -> Turn:
+            nonlocal written
             began = time.perf_counter()
             made = next(steps.steps)
             synchronise(setting.device)
             stepped = time.perf_counter()
             if setting.options.get("record"):  # as `outdo train` does: written while the next step is made
-                assert writer.wait() is None
+                written.result()
                 _, write = recorder.measure(made, folder)
                 assert write is not None  # every step is recorded
-                writer.begin(write)
+                written = thread.submit(write)
             ended = time.perf_counter()
             return Turn(
                 seconds=ended - began,

@@ -3,14 +3,11 @@
 import gzip
 import json
 import math
-import threading
 
 import pytest
 from run_cases import metrics, outdo_
 
 from outdo.extras.profiler.watcher import time_table
-from outdo.extras.record.background_writer import BackgroundWriter
-from outdo.utils.errors import RunFolderError
 
 ALWAYS = {"sample", "reward", "forward", "backward", "optimiser", "record", "idle"}
 
@@ -82,24 +79,3 @@ def test_a_run_that_is_too_short_for_a_trace_reports_it(home, tmp_path):
 
 def test_lines_without_times_have_no_table():
     assert time_table([{"seconds": 1.0}]) is None
-
-
-def test_a_background_write_is_waited_for_and_its_error_returned_once():
-    go = threading.Event()
-
-    def refused() -> None:
-        go.wait()
-        raise RunFolderError("full")
-
-    with BackgroundWriter() as behind:
-        behind.begin(refused)
-        go.set()
-        assert str(behind.wait()) == "full"
-        assert behind.wait() is None
-
-
-def test_an_error_that_is_not_of_the_disk_is_raised():
-    with BackgroundWriter() as behind:
-        behind.begin(lambda: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            behind.wait()

@@ -14,9 +14,8 @@ from kill_cases import assert_same, killed_and_resumed, newest
 from run_cases import Command, metrics, outdo_, steps_done, wait_until
 
 from outdo.extras.quickstart import calculator, guessing, programs, settings
-from outdo.extras.quickstart.command import TASKS, home_of, run_quickstart
+from outdo.extras.quickstart.command import TASKS, command, home_of
 from outdo.models.optimiser import OptimiserSettings
-from outdo.run.display import Display
 
 SHORT = ("steps=5", "train.prompts=4", "train.group_size=4", "eval.rows=4", "eval.samples=1", "checkpoint.every=1")
 HELD = '''
@@ -67,7 +66,7 @@ def prepared(folder: Path, name: str) -> Path:
         small = TASKS[name].small
         assert small
         patch.setitem(TASKS, name, replace(TASKS[name], small=replace(small, steps=20)))
-        assert run_quickstart(folder, task=name, seed=0, display=Display(), overrides=SHORT) == 0
+        assert command(SHORT, task=name, folder=folder) == 0
     home = home_of(folder, name, 0)
     shutil.copy(home / "run-1.toml", home / "recipe.toml")
     return home

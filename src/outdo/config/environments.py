@@ -3,10 +3,10 @@
 Several of them are one environment, `by_row`: the row of a question names the one in which it is played.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from outdo.config.names import AGENT, BY_ROW, ENVIRONMENT_REWARD, ENVIRONMENTS, EPISODE
 from outdo.config.recipe import Piece, Recipe
@@ -22,16 +22,16 @@ BY_ROW_OPTIONS: Mapping[str, Check] = {
 """The options of `by_row`: a table of environments, and the column of the data that names one of them."""
 
 
-class EnvironmentCheck(Protocol):
-    """Checks the environments of one kind, without torch, and without running the user's code."""
+@dataclass(frozen=True, slots=True)
+class EnvironmentCheck:
+    """Checks the environments of one kind, without torch, and without running the user's code.
 
-    def mistakes(self, piece: Piece) -> Iterator[str]:
-        """Yield what is wrong with the name and the options of an environment; each sentence begins with its key."""
-        ...
+    `mistakes` yields what is wrong with the name and the options of an environment; each sentence begins with its key.
+    `files` returns what the environment depends on, besides the code that the recipe names.
+    """
 
-    def files(self, piece: Piece) -> list[Path]:
-        """Return the files that the environment depends on, besides the code that the recipe names."""
-        ...
+    mistakes: Callable[[Piece], Iterator[str]]
+    files: Callable[[Piece], list[Path]] = lambda piece: []
 
 
 @dataclass(frozen=True)

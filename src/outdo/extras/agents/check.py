@@ -1,8 +1,8 @@
 """Check an environment that is an agent; its code is read, and not run."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
+from outdo.config.environments import EnvironmentCheck
 from outdo.config.names import AGENT
 from outdo.config.recipe import Piece
 from outdo.utils.errors import UserError
@@ -26,30 +26,23 @@ def own_options(piece: Piece) -> Mapping[str, Check]:
     return {**LIMITS, "run": ANYTHING} if piece.name == AGENT else LIMITS
 
 
-class AgentCheck:
-    """Checks an environment that is an agent."""
-
-    def mistakes(self, piece: Piece) -> Iterator[str]:
-        """Yield what is wrong with the function or class that is the agent, or with its options."""
-        name = code_of(piece)
-        if ":" not in name:
-            yield f'environment.run: expected "file.py:function" or "file.py:Class", found {name!r}'
-            return
-        try:
-            signature = signature_of(name)
-        except UserError as error:
-            yield from (f"environment: {mistake}" for mistake in error.problems)
-            return
-        given = {} if signature.is_class else GIVEN
-        if given and not signature.parameters:
-            yield f"environment: {name} has no parameter for the row; expected run(row, *, base_url, ...)"
-        takes = signature.without((*given, *signature.parameters[:1]) if given else ())
-        checks = own_options(piece)
-        yield from option_mistakes("environment", name, piece.options, takes, own=True, checks=checks, given=given)
-
-    def files(self, piece: Piece) -> list[Path]:
-        """Return no files: the code of the agent is that which the recipe names."""
-        return []
+def agent_mistakes(piece: Piece) -> Iterator[str]:
+    """Yield what is wrong with the function or class that is the agent, or with its options."""
+    name = code_of(piece)
+    if ":" not in name:
+        yield f'environment.run: expected "file.py:function" or "file.py:Class", found {name!r}'
+        return
+    try:
+        signature = signature_of(name)
+    except UserError as error:
+        yield from (f"environment: {mistake}" for mistake in error.problems)
+        return
+    given = {} if signature.is_class else GIVEN
+    if given and not signature.parameters:
+        yield f"environment: {name} has no parameter for the row; expected run(row, *, base_url, ...)"
+    takes = signature.without((*given, *signature.parameters[:1]) if given else ())
+    checks = own_options(piece)
+    yield from option_mistakes("environment", name, piece.options, takes, own=True, checks=checks, given=given)
 
 
-CHECK = AgentCheck()
+CHECK = EnvironmentCheck(agent_mistakes)

@@ -68,11 +68,23 @@ def user(text: str) -> list[Message]:
     return [{"role": "user", "content": text}] if text else []
 
 
-class TrlEpisode:
-    """An environment of TRL. `reset` gets the columns of the row, and `prompt` and `answer`."""
+class AdaptedEpisode:
+    """An environment of another library, which is closed if it can be."""
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
+
+    def close(self) -> Any:
+        """Close the environment."""
+        close = getattr(self.environment, "close", None)
+        return close() if close else None
+
+
+class TrlEpisode(AdaptedEpisode):
+    """An environment of TRL. `reset` gets the columns of the row, and `prompt` and `answer`."""
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
         members = inspect.getmembers(environment, inspect.ismethod)
         self.tools: Sequence[Callable[..., Any]] = [
             method for name, method in members if name not in TRL_METHODS and not name.startswith("_")
@@ -87,21 +99,17 @@ class TrlEpisode:
         get_reward = getattr(self.environment, "get_reward", None)
         return get_reward() if get_reward else None
 
-    def close(self) -> Any:
-        """Close the environment, if it can be closed."""
-        return _close(self.environment)
 
-
-class SkyrlEpisode:
+class SkyrlEpisode(AdaptedEpisode):
     """An environment of SkyRL-Gym: `init` may add messages to the prompt, `step` returns messages and a reward.
 
     It is made when the episode begins, because its constructor gets the row.
     """
 
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        super().__init__(None)
         self.make = make
         self.options = options
-        self.environment: Any = None
 
     def begin(self, prompt: Prompt) -> Sequence[Message]:
         """Make the environment, and return what `init` adds to the prompt."""
@@ -120,12 +128,8 @@ class SkyrlEpisode:
         messages = [cast("Message", dict(message)) for message in output["observations"]]
         return Reply(messages=messages, reward=number(output.get("reward")), done=bool(output["done"]))
 
-    def close(self) -> Any:
-        """Close the environment, if it was made."""
-        return _close(self.environment)
 
-
-class TextArenaEpisode:
+class TextArenaEpisode(AdaptedEpisode):
     """A game of TextArena with one player. The first observation is added to the last message of the prompt.
 
     Games draw from Python's global random numbers. Each episode therefore has a state of its own, which is set while
@@ -135,7 +139,7 @@ class TextArenaEpisode:
     _one_at_a_time = Lock()
 
     def __init__(self, environment: Any) -> None:
-        self.environment = environment
+        super().__init__(environment)
         self.game = environment  # without wrappers, which repeat earlier observations
         while hasattr(self.game, "env"):
             self.game = self.game.env
@@ -188,11 +192,11 @@ class TextArenaEpisode:
                 random.setstate(of_others)
 
 
-class OpenRlhfEpisode:
+class OpenRlhfEpisode(AdaptedEpisode):
     """An agent of OpenRLHF. Its feedback is text that follows the turn as it is, without the chat template."""
 
     def __init__(self, agent: Any) -> None:
-        self.agent = agent
+        super().__init__(agent)
         self.observation = ""
         self.label: Any = None
 
@@ -200,7 +204,7 @@ class OpenRlhfEpisode:
         """Reset the agent. Its prompt is that of the row: what `reset` returns in place of it is refused."""
         last = prompt.text if isinstance(prompt.text, str) else prompt.text[-1]["content"]
         self.observation, self.label = str(last), prompt.answer
-        returned = await awaited(self.agent.reset({"observation": self.observation, "label": self.label}))
+        returned = await awaited(self.environment.reset({"observation": self.observation, "label": self.label}))
         observation = (returned or {}).get("observation", self.observation)
         if observation != self.observation:
             raise TypeError("reset returned another observation than the prompt; put it into the data")
@@ -209,24 +213,17 @@ class OpenRlhfEpisode:
     async def reply_to_text(self, text: str) -> Reply:
         """Return the feedback of the agent."""
         states = {"observation_text": self.observation, "action_text": text, "label": self.label}
-        output = await awaited(self.agent.step({**states, "sampling_params": None}))
+        output = await awaited(self.environment.step({**states, "sampling_params": None}))
         feedback = str(output.get("environment_feedback", ""))
         self.observation += text + feedback
         return Reply(text=feedback, reward=number(output.get("rewards")), done=bool(output.get("done")))
 
-    def close(self) -> Any:
-        """Close the agent, if it can be closed."""
-        return _close(self.agent)
 
-
-class GymEpisode:
+class GymEpisode(AdaptedEpisode):
     """An environment of gymnasium whose observations and actions are texts.
 
     `reset` gets the row as `options`. Its observation is added to the last message of the prompt.
     """
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
 
     def begin(self, prompt: Prompt) -> str:
         """Reset the environment, and return the first observation."""
@@ -239,10 +236,6 @@ class GymEpisode:
         done = bool(terminated or truncated)
         return Reply(messages=() if done else user(str(observation)), reward=number(reward), done=done)
 
-    def close(self) -> Any:
-        """Close the environment, if it can be closed."""
-        return _close(self.environment)
-
 
 class _Config(dict[str, Any]):
     """A table whose entries are attributes too, as in OmegaConf; one that is missing is None."""
@@ -252,8 +245,3 @@ class _Config(dict[str, Any]):
             raise AttributeError(name)
         value = self.get(name)
         return _Config(value) if isinstance(value, dict) else value
-
-
-def _close(environment: Any) -> Any:
-    close = getattr(environment, "close", None)
-    return close() if close else None

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
+from outdo.config.environments import EnvironmentCheck
 from outdo.config.recipe import Piece
 from outdo.utils.errors import UserError
 from outdo.utils.imports import Signature, signature_of
@@ -19,22 +19,15 @@ LIMITS: Mapping[str, Check] = {"turns": NATURAL, "turn_tokens": NATURAL, "timeou
 """The options of episodes that outdo reads: turns of the policy, tokens of one turn, seconds of one call."""
 
 
-class EpisodeCheck:
-    """Checks an environment whose name is a class or function in the user's code."""
-
-    def mistakes(self, piece: Piece) -> Iterator[str]:
-        """Yield what is wrong with the name, or with the options for the class."""
-        try:
-            takes = signature_of(piece.name).without(())
-        except UserError as error:
-            yield from (f"environment: {mistake}" for mistake in error.problems)
-            return
-        takes = replace(takes, required=tuple(_needed(takes)))
-        yield from option_mistakes("environment", piece.name, piece.options, takes, own=True, checks=LIMITS)
-
-    def files(self, piece: Piece) -> list[Path]:
-        """Return no files: the code of the class is that which the recipe names."""
-        return []
+def episode_mistakes(piece: Piece) -> Iterator[str]:
+    """Yield what is wrong with the class or function of the user that makes episodes, or with the options for it."""
+    try:
+        takes = signature_of(piece.name).without(())
+    except UserError as error:
+        yield from (f"environment: {mistake}" for mistake in error.problems)
+        return
+    takes = replace(takes, required=tuple(_needed(takes)))
+    yield from option_mistakes("environment", piece.name, piece.options, takes, own=True, checks=LIMITS)
 
 
 def _needed(takes: Signature) -> Iterator[str]:
@@ -43,4 +36,4 @@ def _needed(takes: Signature) -> Iterator[str]:
     yield from (each for each in takes.required if each not in (*of_skyrl, *TINKER_ARGUMENTS))
 
 
-CHECK = EpisodeCheck()
+CHECK = EnvironmentCheck(episode_mistakes)

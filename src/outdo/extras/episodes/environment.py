@@ -73,7 +73,6 @@ class EpisodeKind:
         self._notes = notes
 
     def tools(self, piece: Piece) -> Sequence[dict[str, Any]]:
-        """Return the schemas of the tools, which are part of every prompt."""
         return self.load(piece).tools
 
     def open(

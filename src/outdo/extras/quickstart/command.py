@@ -78,7 +78,7 @@ class Shown:
 
 
 def command(
-    settings: Annotated[
+    overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[SETTING]...", help="settings of the run: cluster.replicas=2 ...")
     ] = None,
     *,
@@ -96,28 +96,6 @@ def command(
     seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
     engine: Engine = None,
 ) -> int:
-    """Train the model of a task, and show the results."""
-    return run_quickstart(
-        folder,
-        task=task,
-        careless=careless,
-        seed=seed,
-        display=Display(),
-        engine=engine,
-        overrides=settings or [],
-    )
-
-
-def run_quickstart(
-    folder: Path,
-    *,
-    task: str = "sentences",
-    careless: bool = False,
-    seed: int,
-    display: Display,
-    engine: str | None = None,
-    overrides: Sequence[str] = (),
-) -> int:
     """Train the model of a task by GRPO, and show the results; return the exit status.
 
     A small model is built and fine-tuned first, once per seed. `careless` takes the reward that forgets the topic.
@@ -125,6 +103,7 @@ def run_quickstart(
 
     Raises `UserError` if the task has no careless reward, and `ModelError` if its model cannot be downloaded.
     """
+    display = Display()
     if careless and task not in CARELESS:
         raise UserError([f"--careless: the task {task} has no careless reward; {' and '.join(CARELESS)} has one"])
     chosen = (CARELESS if careless else TASKS)[task]
@@ -133,7 +112,7 @@ def run_quickstart(
     model = home / "warm" if chosen.small else smollm2.model_file(display)
     data, run = write_data(home, seed, chosen), _free(home)
     recipe = write_recipe(run.with_suffix(".toml"), chosen, model, data, seed, sampler)
-    arguments = [str(recipe), f"run={run}", *overrides]
+    arguments = [str(recipe), f"run={run}", *(overrides or [])]
     if chosen.small:
         _prepare(chosen, chosen.small, model, data["demonstrations"], seed, arguments, display)
     else:

@@ -118,11 +118,8 @@ class Recorder:
 
         return metrics | movement_metrics(record, step.batch), write
 
-    def new_logprobs(self, step: Step) -> Tensor | None:
-        """Compute log πθ [B, T] after the step; NaN in groups that are not measured, None if no group is."""
-        return self._new_logprobs(step, self._groups_to_measure(step))
-
     def _new_logprobs(self, step: Step, groups: Sequence[int]) -> Tensor | None:
+        """Compute log πθ [B, T] after the step; NaN in groups that are not measured, None if no group is."""
         if not groups:
             return None
         rows = _rows_of(step.batch, groups)
@@ -172,7 +169,6 @@ class Recorder:
         return self.transfer.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         self.transfer.load_state(state)
 
 

@@ -1,6 +1,7 @@
 """The record of a run: what happened to every token, what answers read, and how far they have drifted."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from outdo.config.recipe import Recipe
 from outdo.data.formats import tools_of as tools_in
 from outdo.data.prompts import Prompts
 from outdo.extras.record import parquet
-from outdo.extras.record.background_writer import BackgroundWriter
 from outdo.extras.record.reading.drift import drift_metrics, first_completions
 from outdo.extras.record.reading.measure import Reading
 from outdo.extras.record.reading.swaps import Text
@@ -62,7 +62,8 @@ class _Recording(Watcher):
         self.folder = folder
         self.display = display
         self.world = world
-        self._writer = BackgroundWriter()
+        self._thread = ThreadPoolExecutor(1, "record")
+        self._written: Future[None] | None = None  # the record of the step `_step`, until it was waited for
         self._error: RunFolderError | None = None  # of a record that could not be written
         self._step = 0  # the last one
 
@@ -91,11 +92,11 @@ class _Recording(Watcher):
     @contextmanager
     def running(self, after: int) -> Iterator[None]:
         try:
-            with self._writer:
+            with self._thread:
                 yield
-        finally:
-            if self._writer.lost:
-                self.display.say(f"the record of step {self._step} is incomplete: {self._writer.lost}")
+        finally:  # an error that has ended the run has left a record that nobody waited for
+            if self._written and (lost := self._written.exception()):
+                self.display.say(f"the record of step {self._step} is incomplete: {lost}")
 
     def before(self, step: int, groups: Sequence[Group]) -> None:
         with span("record"):
@@ -104,22 +105,31 @@ class _Recording(Watcher):
     def after(self, step: Step) -> dict[str, float]:
         with span("record"):
             metrics, write = self.recorder.measure(step, self.folder)
-            self._error = self._writer.wait()
+            self._wait()
             self._step = step.index
             if write is not None and self.world.first:
-                self._writer.begin(write)
+                self._written = self._thread.submit(write)
         return metrics
 
     @property
     def recorded(self) -> bool:
-        return self._writer.is_busy
+        return self._written is not None
 
     def settle(self, *, wait: bool) -> None:
         if wait:
             with span("record"):
-                self._error = self._writer.wait()
+                self._wait()
         if self._error:
             raise self._error
+
+    def _wait(self) -> None:
+        """Wait for the record that is being written, and keep its `RunFolderError`; any other error is raised."""
+        written, self._written, self._error = self._written, None, None
+        try:
+            if written:
+                written.result()
+        except RunFolderError as error:
+            self._error = error
 
     def evaluated(self, step: int, groups: Mapping[str, Sequence[Group]]) -> dict[str, float]:
         if not self.recipe.record.every or not groups:

@@ -63,7 +63,6 @@ class Transfer:
         return {"visits": {prompt: list(astuple(visit)) for prompt, visit in self.visits.items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         self.visits = {prompt: Visit(*visit) for prompt, visit in state["visits"].items()}
 
     def _visits(self, step_index: int, groups: Sequence[Group]) -> dict[str, Visit]:

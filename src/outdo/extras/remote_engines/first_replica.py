@@ -30,12 +30,10 @@ class GatheredPolicy:
             self.view = PolicySnapshot.whole(policy, keep_frozen=world.first)
 
     def copied(self) -> PolicySnapshot | None:
-        """Return a snapshot of the policy with trained weights of its own; None on the other replicas."""
         with self.policy.forward.gathered():
             return self._copied() if self.world.first else None
 
     def with_policy(self, work: Callable[[PolicyView], Value]) -> Value:
-        """Return on all replicas what `work` returns on the first one, for a policy with the newest weights."""
         if self.policy.forward.sharding is None:
             return on_first_replica(self.world, lambda: work(self.policy))
         copied = self.copied()
@@ -47,7 +45,6 @@ class GatheredPolicy:
         return on_first_replica(self.world, with_copy)
 
     def call(self, compute: Callable[[], Value]) -> Value:
-        """Compute on the first replica alone; return the result, or raise its `EngineError`, on all."""
         return on_first_replica(self.world, compute)
 
     def _copied(self) -> PolicySnapshot:

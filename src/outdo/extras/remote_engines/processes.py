@@ -99,7 +99,6 @@ class BuiltinProcesses:
 
     @property
     def version(self) -> int:
-        """The number of optimiser steps of the weights that it samples from."""
         if self._version is None:
             raise EngineError("the engine has no weights yet: call `update_weights(policy)` first")
         return self._version
@@ -120,11 +119,9 @@ class BuiltinProcesses:
         self._version = policy.version
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer, without special tokens."""
         return str(self.policy.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Return one completion per request, in the same order."""
         parts = self.places_of_episodes.divide(requests)
         return in_order(parts, self._call("generate", [([requests[i] for i in part], sampling) for part in parts]))
 

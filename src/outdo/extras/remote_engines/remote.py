@@ -69,7 +69,6 @@ class RemoteEngine:
 
     @property
     def version(self) -> int:
-        """The number of optimiser steps of the weights that it samples from."""
         if self._version is None:
             raise EngineError("the engine has no weights yet: call `update_weights(policy)` first")
         return self._version
@@ -85,7 +84,6 @@ class RemoteEngine:
         self._repeated(self._deliver)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Return one completion per request, in the same order."""
         return self._ask(lambda: self.engine.generate(requests, sampling))
 
     def divide_episodes(
@@ -104,7 +102,6 @@ class RemoteEngine:
         self._ask(lambda: end_episodes(self.engine, episodes))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer, without special tokens."""
         return self.engine.decode(token_ids)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -112,7 +109,6 @@ class RemoteEngine:
         return self._ask(lambda: self.engine.score(sequences))
 
     def health(self) -> None:
-        """Raise `EngineError` unless the engine can answer."""
         on_first_replica(self.world, self.engine.health)
 
     def close(self) -> None:

@@ -31,7 +31,6 @@ class ReplicatedEngine:
         self.engine.update_weights(policy)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer, without special tokens."""
         return self.engine.decode(token_ids)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -45,7 +44,6 @@ class ReplicatedEngine:
         """Do nothing: the engine holds nothing but the policy."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Return one completion per request, in the same order."""
         return self._in_parts(requests, lambda mine: self.engine.generate(mine, sampling))
 
     def divide_episodes(

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from outdo.extras.replicas.replicas import Replicas, ReplicatedScoring, translated
+from outdo.extras.replicas.replicas import Replicas, ReplicatedScoring, translated, without_grads
 from outdo.extras.replicas.ulysses import SequenceGroup, check_parts, in_parts
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
@@ -122,7 +122,7 @@ class LockstepScoring(ReplicatedScoring):
                 grads = torch.zeros_like(scores.logprobs), None
                 if rows:
                     result = loss(map_scores(scores, Tensor.detach), micro)
-                    found.append((rows, _without_grads(result)))
+                    found.append((rows, without_grads(result)))
                     grads = result.grads
                 with span("backward"):
                     self._backward(scores, *grads)
@@ -161,12 +161,6 @@ def filled(replicas: Replicas, micro_batches: Sequence[list[int]]) -> list[list[
     """Return this replica's micro-batches, and empty ones up to the largest number that a replica has."""
     most = max(replicas.together(lambda: len(micro_batches)))
     return [*micro_batches, *([] for _ in range(most - len(micro_batches)))]
-
-
-def _without_grads(result: LossAndGrads) -> LossAndGrads:
-    """Return what the other replicas need to know of a micro-batch, on the CPU."""
-    tokens = {name: value.cpu() for name, value in result.tokens.items()}
-    return LossAndGrads(result.terms, tokens, (torch.zeros(0), None))
 
 
 @contextmanager

@@ -229,12 +229,7 @@ class ReplicatedScoring:
 
         def compute() -> ByRows[LossAndGrads]:
             found = self.local.accumulate(batch, mine, loss, sizes, entropy=entropy, whole_groups=whole_groups)
-            nothing = torch.zeros(0)  # the other replicas need no derivatives
-            on_cpu = [{name: value.cpu() for name, value in each.tokens.items()} for _, each in found]
-            return [
-                (rows, LossAndGrads(each.terms, tokens, (nothing, None)))
-                for (rows, each), tokens in zip(found, on_cpu, strict=True)
-            ]
+            return [(rows, without_grads(each)) for rows, each in found]
 
         results = self.replicas.together(compute)
         with span("backward"):
@@ -258,6 +253,12 @@ class ReplicatedScoring:
         shares = row_shares(batch, rows, len(self.replicas) // self.same_rows, whole_groups=whole_groups)
         own = self.replicas.rank // self.same_rows
         return shares[own] if own < len(shares) else []
+
+
+def without_grads(result: LossAndGrads) -> LossAndGrads:
+    """Return what the other replicas need to know of a micro-batch, on the CPU: no derivatives."""
+    tokens = {name: value.cpu() for name, value in result.tokens.items()}
+    return LossAndGrads(result.terms, tokens, (torch.zeros(0), None))
 
 
 def row_shares(batch: Batch, rows: Sequence[int], n: int, *, whole_groups: bool) -> list[list[int]]:

@@ -44,11 +44,9 @@ class SequenceGroup:
         return dist.get_world_size(self.group)
 
     def part(self, row: Tensor) -> Tensor:
-        """Return this process's tokens of a row: [S n, ...] -> [n, ...]."""
         return row.chunk(len(self))[self.rank]
 
     def layout(self, layout: Layout) -> Layout:
-        """Return the attention of `layout` over a whole row, which each process calls with its tokens of the row."""
         return HeadsForTokens(layout, self)
 
     def joined(self, values: Tensor, own: Tensor) -> Tensor:

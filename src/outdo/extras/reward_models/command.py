@@ -174,7 +174,6 @@ class RewardModelTraining:
 
     @property
     def steps(self) -> int:
-        """The number of optimiser steps of the whole training."""
         return self.settings.steps
 
     @property
@@ -187,7 +186,6 @@ class RewardModelTraining:
         return self.model.optimiser.weights
 
     def train(self, start: int) -> Iterator[FitStep]:
-        """Make the optimiser steps `start` to `steps`."""
         if self.before is None:
             with self.display.working("ranking the held-out answers"):
                 self.before = self.model.ranking(self.held_out)
@@ -210,16 +208,13 @@ class RewardModelTraining:
             yield f"held-out: {_sentence(after)} (before training {self.before.share:.1%})"
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder."""
         self.model.save(folder)
 
     def state(self) -> dict[str, Any]:
-        """Return what a saved folder does not hold."""
         assert self.before is not None
         return {"optimiser": self.model.optimiser.state(), "before": asdict(self.before)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
         self.model.optimiser.load_state(state["optimiser"])
         self.before = Ranking(**state["before"])
 

@@ -289,7 +289,6 @@ class RewardModel:
         return {"weights": state_without_base(self.model), "optimiser": self.optimiser.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         load_state_without_base(self.model, state["weights"])
         self.optimiser.load_state(state["optimiser"])
         self._check_finite()

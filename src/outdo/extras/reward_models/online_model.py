@@ -153,7 +153,6 @@ class OnlineRewardModel:
         return {"model": self.model.state(), "kept": kept, "fresh": self.fresh, "refreshes": self.refreshes}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         self.model.load_state(state["model"])
         self.fresh, self.refreshes = state["fresh"], state["refreshes"]
         self.kept = [

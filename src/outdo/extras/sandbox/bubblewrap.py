@@ -34,7 +34,6 @@ class Bubblewrap:
         return f"bubblewrap, with namespaces, seccomp and limits, Python {self.interpreter.version}"
 
     def run(self, program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outcome:
-        """Run the source of a Python program with the text `stdin` as its input."""
         with contextlib.ExitStack() as files:
             source = files.enter_context(memory_file(program.encode(errors="replace")))
             given = files.enter_context(memory_file(stdin.encode(errors="replace")))

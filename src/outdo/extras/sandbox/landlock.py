@@ -79,7 +79,6 @@ class Landlock:
         )
 
     def run(self, program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outcome:
-        """Run the source of a Python program with the text `stdin` as its input."""
         user = user_of_programs()
         with (
             memory_file(program.encode(errors="replace")) as source,

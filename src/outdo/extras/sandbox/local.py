@@ -19,7 +19,6 @@ class UnsafeLocal:
     )
 
     def run(self, program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outcome:
-        """Run the source of a Python program with the text `stdin` as its input."""
         with memory_file(program.encode(errors="replace")) as source:
             return execute(
                 [sys.executable, *interpreter_arguments(source, limits)],

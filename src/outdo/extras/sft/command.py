@@ -156,7 +156,6 @@ class SftTraining:
         return self.policy.optimiser.weights
 
     def train(self, start: int) -> Iterator[SftStep]:
-        """Make the optimiser steps `start` to `steps`."""
         self.examples.load_state({"position": (start - 1) * self.examples.per_step})
         return sft(self.policy, self.examples, steps=self.steps, start=start)
 
@@ -169,15 +168,12 @@ class SftTraining:
         return iter(())
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder."""
         self.policy.save(folder)
 
     def state(self) -> dict[str, Any]:
-        """Return what a saved folder does not hold."""
         return self.policy.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
         self.policy.load_state(state)
 
 

@@ -29,7 +29,6 @@ class PresampledEngine:
 
     @property
     def version(self) -> int:
-        """The number of optimiser steps of the weights that it samples from."""
         return self.engine.version
 
     def update_weights(self, policy: PolicyView) -> None:
@@ -37,7 +36,6 @@ class PresampledEngine:
         self.engine.update_weights(policy)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Return one completion per request, in the same order."""
         unknown = [request for request in requests if request.stream not in self.completions]
         sampled = iter(self.engine.generate(unknown, sampling) if unknown else ())
         return [
@@ -45,7 +43,6 @@ class PresampledEngine:
         ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer, without special tokens."""
         return self.engine.decode(token_ids)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -53,7 +50,6 @@ class PresampledEngine:
         return self.engine.score(sequences)
 
     def health(self) -> None:
-        """Raise `EngineError` unless the engine can answer."""
         self.engine.health()
 
     def close(self) -> None:

@@ -98,7 +98,6 @@ class VllmEngine:
 
     @property
     def version(self) -> int:
-        """The number of optimiser steps of the weights that it samples from."""
         if self._version is None:
             raise EngineError("the engine has no weights yet: call `update_weights(policy)` first")
         return self._version
@@ -115,7 +114,6 @@ class VllmEngine:
         self._version = policy.version
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer, without special tokens."""
         return str(self.policy.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
@@ -154,7 +152,6 @@ class VllmEngine:
         self.server.health()
 
     def restart(self) -> None:
-        """Start again, without weights."""
         self._version = None
         self.server.restart()
 
