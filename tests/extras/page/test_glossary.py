@@ -102,7 +102,7 @@ def test_no_entry_is_hidden_by_another_or_written_under_an_unknown_topic() -> No
         assert found is not None
         assert found.what == entry.what
     written = tomllib.loads(Path(glossary.__file__).with_suffix(".toml").read_text())
-    assert set(written) == set(glossary.TOPICS) == set(TOPICS)
+    assert set(written) - {"words"} == set(glossary.TOPICS) == set(TOPICS)
 
 
 def test_a_member_of_a_family_has_its_own_name() -> None:
