@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from outdo.algorithms.advantages import Advantage, compute_advantages
-from outdo.algorithms.early_stopping import Stop
+from outdo.algorithms.advantages.base import Advantage, compute_advantages
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
-from outdo.types import Batch, Group, Prompt, Sampled, Step, Update
+from outdo.types import Batch, Group, Prompt, Sampled, Step, Stop, Update
 
 PolicyT = TypeVar("PolicyT", contravariant=True)
 

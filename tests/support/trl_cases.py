@@ -24,8 +24,9 @@ from outdo.algorithms.advantages import Advantage, group_standardised, per_token
 from outdo.algorithms.objectives import presets, surrogates
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.compat import compat
-from outdo.algorithms.objectives.corrections import Correction, mask, none, truncate
+from outdo.algorithms.objectives.corrections import mask, none, truncate
 from outdo.algorithms.objectives.ratios import sequence, token
+from outdo.algorithms.shapes import Correction
 from outdo.config.names import LIBRARY_OPTIONS
 from outdo.testing import tiny_model
 from outdo.types import Batch, Rollout, TokenScores

@@ -7,18 +7,14 @@ optimiser steps on those before it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxtyping import Float
 from torch import Tensor
 
 from outdo.algorithms import progress
 from outdo.algorithms.objectives.ratios import log_ratio
-from outdo.types import Batch, Update
-
-Stop = Callable[[Batch, Sequence[Update]], str]
-"""`(batch, passes so far) -> reason` to end the passes over the batch; an empty text to continue."""
-
+from outdo.types import Batch, Stop, Update
 
 UNBOUNDED = ("plateau", "kl", "clip_high")
 """Options of `first_of` that are not shares and may be above 1."""

@@ -6,17 +6,21 @@ nothing in normal use. outdo's tests check them at every call (`tests/conftest.p
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
+from outdo.types import Batch
 from outdo.utils.errors import UserError
 
 Factor = Float[Tensor, "B T"] | Float[Tensor, "B 1"] | Float[Tensor, ""] | float
 """A number for each token, for each sequence, or for all of them."""
+
+Correction = Callable[[Float[Tensor, "B T"], Batch], Factor]
+"""`(logprobs, batch) -> c`, where the engine is not exactly the policy: see `algorithms/objectives/corrections.py`."""
 
 TOKENS = ("B T",)
 FACTOR = ("B T", "B 1", "")

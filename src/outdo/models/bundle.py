@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from outdo.algorithms.advantages import Advantage
+from outdo.algorithms.advantages.base import Advantage
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.models.critic import Critic, own_model

@@ -5,7 +5,7 @@ Shapes: P prompts, G group size, B sequences, T padded length. See `Batch` for t
 
 from outdo.types.batch import Batch, Totals
 from outdo.types.rollouts import Completion, FinishReason, Group, Prompt, Request, Rollout, Sampled
-from outdo.types.step import Step, Terms, TokenScores, Update
+from outdo.types.step import Step, Stop, Terms, TokenScores, Update
 
 __all__ = [
     "Batch",
@@ -17,6 +17,7 @@ __all__ = [
     "Rollout",
     "Sampled",
     "Step",
+    "Stop",
     "Terms",
     "TokenScores",
     "Totals",

@@ -1,6 +1,6 @@
 """What training makes of a batch: scores, the terms of a loss, updates, and the step that has all of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float, Shaped
@@ -37,6 +37,10 @@ class Update:
 
     def __repr__(self) -> str:
         return f"Update(loss {self.metrics.get('loss', float('nan')):.4g}, tokens: {', '.join(self.tokens)})"
+
+
+Stop = Callable[[Batch, Sequence[Update]], str]
+"""`(batch, passes so far) -> reason` to end the passes over the batch; an empty text to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

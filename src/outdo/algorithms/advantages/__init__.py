@@ -1,5 +1,6 @@
 """Advantages: `group` computes them from rewards and groups, `token`, `tree` and `turns` from batches."""
 
+from outdo.algorithms.advantages.base import Advantage, chain, compute_advantages, per_token, rewards_of
 from outdo.algorithms.advantages.group import (
     RewardAdvantage,
     batch_standardised,
@@ -17,22 +18,17 @@ from outdo.algorithms.advantages.optimal_token import optimal_token
 from outdo.algorithms.advantages.returns import (
     generalised_advantages,
     returns_to_go,
-    rewards_of,
     terminal_rewards,
     token_rewards_of,
     whitened,
 )
 from outdo.algorithms.advantages.token import (
-    Advantage,
     baseline_first,
-    chain,
-    compute_advantages,
     distillation,
     gae,
     gdpo,
     kl_penalty,
     length_weighted,
-    per_token,
     reinforce_pp,
     reinforce_pp_baseline,
     rejection,

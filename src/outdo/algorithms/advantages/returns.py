@@ -7,17 +7,6 @@ from torch import Tensor
 from outdo.types import Batch
 
 
-def rewards_of(batch: Batch) -> Float[Tensor, "B"]:
-    """Return a reward for each row, [B]: the sum of its rewards per token, where those are set.
-
-    A row without a trained token keeps its own reward.
-    """
-    if batch.token_rewards is None:
-        return batch.rewards
-    sums = batch.token_rewards.where(batch.loss_mask, 0.0).sum(1)
-    return sums.where(batch.loss_mask.any(1), batch.rewards)
-
-
 def token_rewards_of(batch: Batch) -> Float[Tensor, "B T"]:
     """Return a reward for each trained token: those that are set, or the rollout's on its last trained token."""
     if batch.token_rewards is None:

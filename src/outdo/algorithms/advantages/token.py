@@ -5,7 +5,7 @@ Values outside of `loss_mask` are never read, and the advantage there is 0. Rewa
 where they are set, and only on trained tokens; otherwise the reward of a rollout is put on its last trained token.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import SupportsFloat
 
@@ -13,56 +13,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from outdo.algorithms.advantages.base import Advantage, of_rollouts, per_token, rewards_of
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised
 from outdo.algorithms.advantages.returns import (
     generalised_advantages,
     returns_to_go,
-    rewards_of,
     terminal_rewards,
     token_rewards_of,
     whitened,
 )
 from outdo.algorithms.objectives.divergences import Divergence
 from outdo.algorithms.requirements import Requires, requirements_of, requires, requires_with
-from outdo.algorithms.shapes import TOKENS, check_shape, piece_name
+from outdo.algorithms.shapes import TOKENS, check_shape
 from outdo.types import Batch
-from outdo.utils.errors import UserError
 from outdo.utils.outcome import RIGHT
 
-Advantage = Callable[[Batch], Batch]
-
-
 # ---------------------------------------------------------------------------------------------- one advantage a rollout
-
-
-def per_token(advantage: RewardAdvantage) -> Advantage:
-    """Copy the advantage of a rollout to each of its trained tokens: [B] -> [B, T], as GRPO does.
-
-    Only scored rollouts are passed to `advantage`. The others get 0, and are in no mean and no deviation. An advantage
-    that requires `right` gets 1 for right answers and 0 for others, if the batch has verdicts, and else the rewards.
-    Raises `UserError` where `advantage` returns a wrong shape.
-    """
-
-    required = requirements_of(advantage)
-
-    @requires(**asdict(required))
-    def fill(batch: Batch) -> Batch:
-        rows = _of_rollouts(advantage, batch, by_verdict=required.right)
-        return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
-
-    return fill
-
-
-def _of_rollouts(advantage: RewardAdvantage, batch: Batch, *, by_verdict: bool) -> Float[Tensor, "B"]:
-    """Return the advantage of each rollout, 0 for those that are not scored; for `by_verdict` see `per_token`."""
-    verdicts = batch.right if by_verdict else None
-    rewards = rewards_of(batch) if verdicts is None else verdicts.to(batch.rewards)
-    rows = torch.zeros_like(rewards)  # [B]
-    if batch.scored.any():
-        scored = rewards[batch.scored]
-        result = advantage(scored, batch.group[batch.scored])
-        rows[batch.scored] = check_shape(result, ("B",), "advantage", advantage, {"B": len(scored)}).to(rows)
-    return rows
 
 
 def length_weighted(batch: Batch) -> Batch:
@@ -243,7 +209,7 @@ def baseline_first(advantage: RewardAdvantage) -> Advantage:
 
     @requires(**asdict(required))
     def replace_rewards(batch: Batch) -> Batch:
-        rows = _of_rollouts(advantage, batch, by_verdict=required.right)
+        rows = of_rollouts(advantage, batch, by_verdict=required.right)
         return batch.with_(token_rewards=terminal_rewards(rows, batch.loss_mask))
 
     return replace_rewards
@@ -266,32 +232,6 @@ def without_truncated(batch: Batch) -> Batch:
         raise ValueError("without_truncated comes after the advantage: truncated answers count in its means")
     mask = batch.loss_mask & ~batch.truncated[:, None]
     return batch.with_(loss_mask=mask, advantages=batch.advantages.where(mask, 0.0)).recounted()
-
-
-def compute_advantages(advantage: Advantage, batch: Batch) -> Batch:
-    """Return the batch with `advantages` filled in.
-
-    Raises `UserError` where the advantage returns no batch, or advantages of a wrong shape.
-    """
-    result: object = advantage(batch)
-    if not isinstance(result, Batch):
-        raise UserError([f"the advantage {piece_name(advantage)} returned {type(result).__name__}, expected Batch"])
-    if result.advantages is not None:
-        sizes = dict(zip("BT", result.loss_mask.shape, strict=True))
-        check_shape(result.advantages, TOKENS, "advantage", advantage, sizes)
-    return result
-
-
-def chain(*steps: Advantage) -> Advantage:
-    """Return the steps one after another as one advantage, which requires everything that a step requires."""
-
-    @requires(**asdict(requirements_of(*steps)))
-    def run(batch: Batch) -> Batch:
-        for step in steps:
-            batch = compute_advantages(step, batch)
-        return batch
-
-    return run
 
 
 def _end_values(batch: Batch) -> Float[Tensor, "B"]:

@@ -4,8 +4,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from outdo.algorithms.advantages.base import rewards_of
 from outdo.algorithms.advantages.group import deviation, group_centred
-from outdo.algorithms.advantages.returns import returns_to_go, rewards_of, token_rewards_of
+from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of
 from outdo.algorithms.prefix_tree import prefix_tree
 from outdo.types import Batch
 

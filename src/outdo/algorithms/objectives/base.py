@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from outdo.algorithms.objectives.corrections import Correction
 from outdo.algorithms.objectives.divergences import Divergence, k3
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, log_ratio, token
 from outdo.algorithms.objectives.surrogates import Surrogate
 from outdo.algorithms.objectives.weights import Weight, sequence_mean
 from outdo.algorithms.requirements import Requires, requirements_of
-from outdo.algorithms.shapes import FACTOR, TOKENS, check_shape
+from outdo.algorithms.shapes import FACTOR, TOKENS, Correction, check_shape
 from outdo.types import Batch, Terms, TokenScores
 
 BatchTransform = Callable[[Batch], Batch]

@@ -25,11 +25,10 @@ from torch import Tensor
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, old_logprobs, sequence, sequence_product, token
 from outdo.algorithms.requirements import requirements_of, requires
-from outdo.algorithms.shapes import Factor
+from outdo.algorithms.shapes import Correction, Factor
 from outdo.types import Batch
 from outdo.utils.errors import did_you_mean
 
-Correction = Callable[[Float[Tensor, "B T"], Batch], Factor]
 At = Literal["token", "sequence", "geometric"]
 RejectAt = Literal["token", "sequence", "geometric", "max"]
 Choice = TypeVar("Choice")

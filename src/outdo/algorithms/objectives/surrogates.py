@@ -19,10 +19,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from outdo.algorithms.objectives import ratios
-from outdo.algorithms.objectives.corrections import Correction
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, old_logprobs, sequence
 from outdo.algorithms.requirements import requirements_of, requires
-from outdo.algorithms.shapes import Factor
+from outdo.algorithms.shapes import Correction, Factor
 from outdo.types import Batch
 
 Surrogate = Callable[[Float[Tensor, "B T"], Float[Tensor, "B T"], Float[Tensor, "B T"], Batch], Float[Tensor, "B T"]]

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from outdo.algorithms.adaptive import Adaptive
-from outdo.algorithms.advantages import Advantage
-from outdo.algorithms.early_stopping import Stop
+from outdo.algorithms.advantages.base import Advantage
 from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.attention import sequence_replicas
@@ -62,7 +61,7 @@ from outdo.run.check.fallbacks import fallback_warnings
 from outdo.run.display import Display
 from outdo.run.folder.provenance import code_hashes, folder_hash, saved_revisions, versions
 from outdo.run.watchers import Watcher
-from outdo.types import Prompt
+from outdo.types import Prompt, Stop
 from outdo.utils.errors import UserError
 from outdo.utils.processor_wait import share_so_far
 from outdo.utils.reward_names import REWARD_MODEL

@@ -25,7 +25,6 @@ from outdo.algorithms.advantages import (
     to_go,
     without_truncated,
 )
-from outdo.algorithms.early_stopping import Stop
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import product, truncate
@@ -51,6 +50,7 @@ from outdo.models.adapter import adapter_config
 from outdo.models.critic import Critic
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
+from outdo.types import Stop
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve, signature_of
 

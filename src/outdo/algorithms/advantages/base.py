@@ -1,0 +1,87 @@
+"""What an advantage of a batch is, and how the advantage of a rollout becomes that of its tokens.
+
+An `Advantage` takes a batch and returns it with `advantages` [B, T] filled in; `chain` joins several steps to one.
+Values outside of `loss_mask` are never read, and the advantage there is 0.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from outdo.algorithms.advantages.group import RewardAdvantage
+from outdo.algorithms.requirements import requirements_of, requires
+from outdo.algorithms.shapes import TOKENS, check_shape, piece_name
+from outdo.types import Batch
+from outdo.utils.errors import UserError
+
+Advantage = Callable[[Batch], Batch]
+
+
+def per_token(advantage: RewardAdvantage) -> Advantage:
+    """Copy the advantage of a rollout to each of its trained tokens: [B] -> [B, T], as GRPO does.
+
+    Only scored rollouts are passed to `advantage`. The others get 0, and are in no mean and no deviation. An advantage
+    that requires `right` gets 1 for right answers and 0 for others, if the batch has verdicts, and else the rewards.
+    Raises `UserError` where `advantage` returns a wrong shape.
+    """
+
+    required = requirements_of(advantage)
+
+    @requires(**asdict(required))
+    def fill(batch: Batch) -> Batch:
+        rows = of_rollouts(advantage, batch, by_verdict=required.right)
+        return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
+
+    return fill
+
+
+def of_rollouts(advantage: RewardAdvantage, batch: Batch, *, by_verdict: bool) -> Float[Tensor, "B"]:
+    """Return the advantage of each rollout, 0 for those that are not scored; for `by_verdict` see `per_token`."""
+    verdicts = batch.right if by_verdict else None
+    rewards = rewards_of(batch) if verdicts is None else verdicts.to(batch.rewards)
+    rows = torch.zeros_like(rewards)  # [B]
+    if batch.scored.any():
+        scored = rewards[batch.scored]
+        result = advantage(scored, batch.group[batch.scored])
+        rows[batch.scored] = check_shape(result, ("B",), "advantage", advantage, {"B": len(scored)}).to(rows)
+    return rows
+
+
+def rewards_of(batch: Batch) -> Float[Tensor, "B"]:
+    """Return a reward for each row, [B]: the sum of its rewards per token, where those are set.
+
+    A row without a trained token keeps its own reward.
+    """
+    if batch.token_rewards is None:
+        return batch.rewards
+    sums = batch.token_rewards.where(batch.loss_mask, 0.0).sum(1)
+    return sums.where(batch.loss_mask.any(1), batch.rewards)
+
+
+def compute_advantages(advantage: Advantage, batch: Batch) -> Batch:
+    """Return the batch with `advantages` filled in.
+
+    Raises `UserError` where the advantage returns no batch, or advantages of a wrong shape.
+    """
+    result: object = advantage(batch)
+    if not isinstance(result, Batch):
+        raise UserError([f"the advantage {piece_name(advantage)} returned {type(result).__name__}, expected Batch"])
+    if result.advantages is not None:
+        sizes = dict(zip("BT", result.loss_mask.shape, strict=True))
+        check_shape(result.advantages, TOKENS, "advantage", advantage, sizes)
+    return result
+
+
+def chain(*steps: Advantage) -> Advantage:
+    """Return the steps one after another as one advantage, which requires everything that a step requires."""
+
+    @requires(**asdict(requirements_of(*steps)))
+    def run(batch: Batch) -> Batch:
+        for step in steps:
+            batch = compute_advantages(step, batch)
+        return batch
+
+    return run
