@@ -15,6 +15,7 @@ from outdo.models.attention.choice import choose_forward
 from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
+from outdo.models.routing import Routers
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import PolicySnapshot
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -192,7 +193,7 @@ def test_the_gradient_of_replayed_experts_reaches_the_router(arch: str):
     assert batch.routes is not None
     batch = batch.with_(routes=((batch.routes + 3) % EXPERTS).where(batch.routes >= 0, -1))
     forward = policy.forward
-    assert forward.routers is not None
+    assert isinstance(forward.routers, Routers)
     router: Tensor = forward.model.get_submodule(forward.routers.routers[1].name).weight
 
     def mean() -> Tensor:

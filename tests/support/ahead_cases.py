@@ -8,7 +8,7 @@ ENGINE = '''
 from pathlib import Path
 from threading import Event
 
-from outdo.rollouts.engines.base import PolicySnapshot
+from outdo.rollouts.engines.copies import copied_policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.utils.errors import EngineLostError
 
@@ -20,11 +20,11 @@ class Copying(BuiltinEngine):
     """
 
     def __init__(self, policy, *, seed=0, hangs=0, lost=0):
-        super().__init__(PolicySnapshot.copied(policy), seed=seed)
+        super().__init__(copied_policy(policy), seed=seed)
         self.hangs, self.lost, self.closed = hangs, lost, Event()
 
     def update_weights(self, policy):
-        self.policy = PolicySnapshot.copied(policy)
+        self.policy = copied_policy(policy)
 
     def generate(self, requests, sampling):
         stream = requests[0].stream

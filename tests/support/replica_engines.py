@@ -21,9 +21,10 @@ from outdo.extras.replicas.sharding import DividingReplicas
 from outdo.extras.vllm.weights import merged_weights, write_weights
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.capabilities import metrics_of, notes_of
+from outdo.rollouts.engines.copies import whole_policy
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.build.engines import open_engine
 from outdo.types import Completion
@@ -141,7 +142,7 @@ def whole_folders(replicas: Replicas) -> None:
     alone, policy = fresh(), divided(fresh(), replicas)
     write_weights(alone, Path(f"alone-{replicas.rank}"), as_adapter=False)
     with policy.forward.gathered():
-        view = PolicySnapshot.whole(policy)
+        view = whole_policy(policy)
         if replicas.first:
             write_weights(view, Path("whole"), as_adapter=False)
     if replicas.first:
@@ -150,7 +151,7 @@ def whole_folders(replicas: Replicas) -> None:
         assert all(found[name].equal(theirs[name]) for name in found)
     policy = divided_adapter(replicas)
     with policy.forward.gathered():
-        view = PolicySnapshot.whole(policy)
+        view = whole_policy(policy)
         if replicas.first:
             write_weights(view, Path("adapter"), as_adapter=True)
             assert len(load_file("adapter/adapter_model.safetensors")) == len(trained_weights(view.model))

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from outdo.models.adapter import changes_nothing, has_adapter, on_same_base, switch, trained_weights
-from outdo.models.attention.choice import choose_forward, probe_tokens
+from outdo.models.attention.choice import choose_forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.policy import Policy
+from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import Scorer, division_of
 from outdo.utils.errors import ModelError
 from outdo.utils.sharded_tensors import divided_like

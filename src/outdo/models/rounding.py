@@ -27,6 +27,11 @@ they differed by 0.05 to 0.95 times of it, and the log-probability of any token 
 IN_PLACE = frozenset({"__setitem__", *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or"))})
 
 
+def probe_tokens(vocabulary: int) -> list[int]:
+    """Return 64 tokens on which two ways to compute a model are compared."""
+    return [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
+
+
 def tolerance(smallest: float, rounding: float) -> float:
     """Return by how many nats two right computations in float32 may differ, of a model with this `rounding`.
 

@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from outdo.models.wrapped_forwards import wrapped_forwards
+from outdo.types.rows import UNKNOWN_EXPERT
 from outdo.utils.errors import ModelError
-
-UNKNOWN = -1
-"""In place of an expert: the router chooses itself."""
 
 
 class Router(NamedTuple):
@@ -41,7 +39,7 @@ class Routers(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The smallest dtype that holds the number of every expert, and `UNKNOWN`."""
+        """The smallest dtype that holds the number of every expert, and `UNKNOWN_EXPERT`."""
         return torch.int8 if max(router.experts for router in self.routers) <= 128 else torch.int16
 
     @contextmanager
@@ -53,7 +51,7 @@ class Routers(NamedTuple):
 
     @contextmanager
     def replayed(self, model: nn.Module, routes: Tensor) -> Iterator[None]:
-        """Replace the choices for N tokens by `routes` [N, R, k], except `UNKNOWN`, during a `with` block."""
+        """Replace the choices for N tokens by `routes` [N, R, k], except `UNKNOWN_EXPERT`, during a `with` block."""
         of_router = routes.long().unbind(1)  # each [N, k]
         with self._choosing(model, lambda index: _Choice(self.routers[index].call, given=of_router[index])):
             yield
@@ -117,7 +115,7 @@ class _Choice(TorchFunctionMode):
             self.chosen(result.indices)
         if self.given is None:
             return result
-        indices = self.given.where(self.given != UNKNOWN, result.indices)
+        indices = self.given.where(self.given != UNKNOWN_EXPERT, result.indices)
         return torch.return_types.topk((_scores(args, kwargs).gather(-1, indices), indices))
 
 

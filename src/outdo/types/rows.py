@@ -7,6 +7,9 @@ from itertools import chain, groupby, pairwise
 import torch
 from torch import Tensor
 
+UNKNOWN_EXPERT = -1
+"""In routes: the router chooses the expert itself."""
+
 
 def floats(values: Sequence[float | None]) -> Tensor:
     """Return the values as float32, with NaN for None."""
@@ -26,11 +29,11 @@ def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype, starts: Sequen
 
 
 def pad_routes(rows: Sequence[Tensor | None], width: int) -> Tensor | None:
-    """Stack routes [t, R, K] into [B, width, R, K], with -1 after each and for None; None if all are None."""
+    """Stack routes [t, R, K] into [B, width, R, K], `UNKNOWN_EXPERT` after each and for None; None if all are None."""
     known = [row for row in rows if row is not None]
     if not known:
         return None
-    stacked = known[0].new_full((len(rows), width, *known[0].shape[1:]), -1)
+    stacked = known[0].new_full((len(rows), width, *known[0].shape[1:]), UNKNOWN_EXPERT)
     for routes, row in zip(stacked, rows, strict=True):
         if row is not None:
             routes[: len(row)] = row

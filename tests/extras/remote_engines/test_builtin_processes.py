@@ -17,9 +17,9 @@ from outdo.extras.remote_engines.proof import fixed_sequences
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicySnapshot
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.capabilities import metrics_of
+from outdo.rollouts.engines.copies import copied_policy
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.build.engines import device_mistakes, open_engine
 from outdo.testing import tiny_model
@@ -146,7 +146,7 @@ def test_a_copy_of_the_policy_gets_no_new_processes_and_another_model_does(opene
     policy, engine = opened
     before = list(engine.engine._processes)
     updated(policy)
-    engine.update_weights(PolicySnapshot.copied(policy))  # as sampling ahead does
+    engine.update_weights(copied_policy(policy))  # as sampling ahead does
     assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
     assert engine.engine._processes == before
     other = Policy(tiny_model(hidden=16)[0], policy.tokenizer)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outdo.extras.agents.session import Node, Session
 from outdo.extras.episodes.conversation import Conversation
-from outdo.models.routing import UNKNOWN
+from outdo.types.rows import UNKNOWN_EXPERT
 
 
 def lay_out(sessions: Sequence[Session], conversations: Sequence[Conversation]) -> None:
@@ -92,7 +92,7 @@ def _routes(end: Node, kept: int) -> Tensor | None:
     routes = end.completion.routes
     if routes is None:
         return None
-    return torch.cat([routes[kept:], routes.new_full((1, *routes.shape[1:]), UNKNOWN)])
+    return torch.cat([routes[kept:], routes.new_full((1, *routes.shape[1:]), UNKNOWN_EXPERT)])
 
 
 def _joined(routes: Sequence[Tensor | None]) -> Tensor | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.copies import copied_policy, whole_policy
 from outdo.utils.errors import EngineError
 from outdo.utils.world import World
 
@@ -27,7 +28,7 @@ class GatheredPolicy:
         self.policy = policy
         self.world = world
         with policy.forward.gathered():
-            self.view = PolicySnapshot.whole(policy, keep_frozen=world.first)
+            self.view = whole_policy(policy, keep_frozen=world.first)
 
     def copied(self) -> PolicySnapshot | None:
         with self.policy.forward.gathered():
@@ -48,7 +49,7 @@ class GatheredPolicy:
         return on_first_replica(self.world, compute)
 
     def _copied(self) -> PolicySnapshot:
-        return PolicySnapshot.copied(replace(self.view, version=self.policy.version))
+        return copied_policy(replace(self.view, version=self.policy.version))
 
 
 def on_first_replica(world: World, call: Callable[[], Value]) -> Value:

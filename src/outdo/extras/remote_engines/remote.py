@@ -9,9 +9,10 @@ from typing import Protocol, TypeVar
 from outdo.extras.remote_engines.first_replica import on_first_replica
 from outdo.extras.remote_engines.proof import Proof
 from outdo.models.attention.forward import Forward
-from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
 from outdo.rollouts.engines.capabilities import end_episodes, notes_of, returns_experts
+from outdo.rollouts.engines.copies import whole_policy
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError, EngineLostError
@@ -162,7 +163,7 @@ class RemoteEngine:
         if len(self.world) == 1:
             return policy
         if policy.forward is not self._forward:
-            self._forward, self._snapshot = policy.forward, PolicySnapshot.whole(policy)
+            self._forward, self._snapshot = policy.forward, whole_policy(policy)
         return replace(self._snapshot, version=policy.version)
 
     def _update(self, policy: PolicyView) -> tuple[int, int]:

@@ -25,7 +25,6 @@ from outdo.models.adapter import (
     state_without_base,
     with_head,
 )
-from outdo.models.attention.choice import probe_tokens
 from outdo.models.attention.forward import Sharding, device_of
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights, choose_weights
@@ -36,6 +35,7 @@ from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, ModelFacts
 from outdo.models.loading import HEAD, base_of, load_classifier, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_prompt
+from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import Division
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, comparison_loss, is_useful, ranking_of
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output

@@ -24,6 +24,7 @@ from outdo.models.adapter import trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
+from outdo.rollouts.engines.copies import copied_policy
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import (
@@ -182,7 +183,7 @@ class AsynchronousRollouts:
                 self._thread.start()
 
     def _copied(self) -> PolicySnapshot | None:
-        return PolicySnapshot.copied(self.policy) if self.first_replica is None else self.first_replica.copied()
+        return copied_policy(self.policy) if self.first_replica is None else self.first_replica.copied()
 
     def _received(self, batch: _Batch) -> _Rollouts:
         """Wait for the answers of a batch, on all replicas."""

@@ -19,7 +19,7 @@ from outdo.models.device import Precision, resolve_precision
 from outdo.models.lean_modules import KINDS, Kind, modules_of
 from outdo.models.limits import MISMATCH
 from outdo.models.onednn import ONEDNN, Gradients
-from outdo.models.rounding import distance, in_float64, rounding
+from outdo.models.rounding import distance, in_float64, probe_tokens, rounding
 from outdo.models.routing import find_routers, is_mixture
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
@@ -248,11 +248,6 @@ def _logprobs(forward: Forward, batch: Batch) -> Tensor:
         return (forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1),)
 
     return forward.with_weights(compute)[0]
-
-
-def probe_tokens(vocabulary: int) -> list[int]:
-    """Return 64 tokens to try a model on."""
-    return [(7 * index * index + 3 * index + 1) % vocabulary for index in range(64)]
 
 
 def small_batch(vocabulary: int) -> Batch:

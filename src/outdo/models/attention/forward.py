@@ -27,9 +27,9 @@ from outdo.models.device import Precision
 from outdo.models.lean_modules import Kind, lean_modules, readers
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
 from outdo.models.rounding import tolerance
-from outdo.models.routing import UNKNOWN, Routers
 from outdo.models.wrapped_forwards import wrapped_forwards
 from outdo.types import Batch
+from outdo.types.rows import UNKNOWN_EXPERT
 
 Way = Literal["shared", "padded"]
 Copied = TypeVar("Copied", bound=nn.Module)
@@ -91,6 +91,26 @@ class SequenceParallel(Protocol):
         ...
 
 
+class RecordedRoutes(Protocol):
+    """The experts that the routers of a model have chosen."""
+
+    def last(self) -> Tensor:
+        """Return the choices for the N tokens of the last forward pass, [N, R, k]."""
+        ...
+
+
+class ExpertRouters(Protocol):
+    """The R routers of a mixture-of-experts model: `outdo.models.routing.Routers`."""
+
+    def recorded(self, model: nn.Module) -> AbstractContextManager[RecordedRoutes]:
+        """Return a context in which the choices of each forward pass are recorded."""
+        ...
+
+    def replayed(self, model: nn.Module, routes: Tensor) -> AbstractContextManager[None]:
+        """Return a context in which the choices for N tokens are `routes` [N, R, k]."""
+        ...
+
+
 def device_of(model: PreTrainedModel) -> torch.device:
     """Return the device on which a model computes."""
     sharding: Sharding | None = getattr(model, "sharding", None)
@@ -124,7 +144,7 @@ class Forward:
         self.gradient_checkpointing = gradient_checkpointing
         self.rounding = rounding  # nats by which float32 moves its log-probabilities: see `models.rounding`
         self.device = device_of(model)
-        self.routers: Routers | None = None  # of a mixture model: a batch that has `routes` replays them
+        self.routers: ExpertRouters | None = None  # of a mixture model: a batch that has `routes` replays them
         self.unreachable_routers = ""  # why a mixture model has no `routers`
         self.sequence: SequenceParallel | None = None  # the processes that compute a flat row together with this one
         self.lean: tuple[Kind, ...] = ()  # the modules that are computed with fewer operators: see `lean_modules`
@@ -206,7 +226,7 @@ class Forward:
         token_ids, positions = (pad(each, (0, padding)) for each in (packed.token_ids, packed.positions))
         routes = None
         if batch.routes is not None:
-            routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN)
+            routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN_EXPERT)
         layout: Layout = packed if self.kernel == "sdpa" else layout_for(packed, self.kernel)
         if sequence is not None:
             token_ids, positions, layout = sequence.part(token_ids), sequence.part(positions), sequence.layout(layout)
@@ -216,7 +236,7 @@ class Forward:
     def flat(self, token_ids: Tensor, positions: Tensor, layout: Layout, routes: Tensor | None = None) -> Tensor:
         """Compute the hidden states [N, H] of a flat row of tokens [N] at `positions` [N], in the shared way.
 
-        `routes` [N, R, k] are the experts that the routers of a mixture model are to choose; see `Routers`.
+        `routes` [N, R, k] are the experts that the routers of a mixture model are to choose.
         """
         return self._run(routes, input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
 

@@ -1,12 +1,11 @@
 """The interface of an engine, and the view of a policy that it gets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outdo.models.adapter import on_same_base, with_own_frozen
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -81,7 +80,7 @@ class PolicyView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySnapshot:
-    """The attributes of a policy at one time, fit for pickling. `of` shares the weights with it, `copied` does not."""
+    """The attributes of a policy at one time, fit for pickling; its model is the policy's own."""
 
     forward: Forward
     model: PreTrainedModel
@@ -100,25 +99,3 @@ class PolicySnapshot:
             end_ids=policy.end_ids,
             context=policy.context,
         )
-
-    @classmethod
-    def whole(cls, policy: PolicyView, *, keep_frozen: bool = False) -> "PolicySnapshot":
-        """Return a snapshot whose model is not divided among replicas, and has its weights while they are gathered.
-
-        With `keep_frozen`, frozen weights are copies, which it keeps.
-        """
-        sharding = policy.forward.sharding
-        if sharding is None:
-            return cls.of(policy)
-        model = sharding.whole(policy.model)
-        if keep_frozen:
-            model = with_own_frozen(model)
-        forward = policy.forward.with_model(model)
-        forward.routers = policy.forward.routers
-        return replace(cls.of(policy), model=model, forward=forward)
-
-    @classmethod
-    def copied(cls, policy: PolicyView) -> "PolicySnapshot":
-        """Return a snapshot with trained weights of its own; it shares those that are frozen."""
-        model = on_same_base(policy.model)
-        return replace(cls.of(policy), model=model, forward=policy.forward.with_model(model))

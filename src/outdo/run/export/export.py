@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models.adapter import merged
-from outdo.models.attention.choice import probe_tokens
 from outdo.models.attention.forward import layers_of
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model, load_tokenizer, without_bars
 from outdo.models.logprobs import sequence_logprobs
+from outdo.models.rounding import probe_tokens
 from outdo.run.export.find_model import ModelRef
 from outdo.run.export.model_card import card
 from outdo.run.folder.model_folder import save_model_folder

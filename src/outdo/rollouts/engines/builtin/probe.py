@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from outdo.models.attention.choice import probe_tokens
+from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES

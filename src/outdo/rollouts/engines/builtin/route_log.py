@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outdo.models.routing import Recording
+from outdo.models.attention.forward import RecordedRoutes
 from outdo.rollouts.engines.builtin.sequences import SequenceState
 
 
 class RouteLog:
     """Numbers the tokens that are computed, and keeps their routes on the device until all sequences have ended."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: RecordedRoutes) -> None:
         self.recording = recording
         self.parts: list[Tensor] = []  # [n, R, k] of each forward pass
         self.prompts: dict[tuple[int, ...], range] = {}  # the numbers of the tokens of each prompt
