@@ -5,8 +5,8 @@ import json
 import pytest
 from toys import rollout
 
+from outdo.data.batches import Mixture
 from outdo.data.curriculum import Curriculum
-from outdo.data.prompts import Mixture
 from outdo.types import Group, Prompt
 from outdo.utils.errors import RewardError
 

@@ -7,7 +7,6 @@ import types
 
 import pytest
 
-from outdo.config import names
 from outdo.config.file import load
 from outdo.config.paths import with_absolute_paths
 from outdo.data import files
@@ -205,6 +204,6 @@ def test_another_commit_than_that_of_the_run_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("path", ["openai/gsm8k/main", "reasoning-gym:chain_sum"])
 def test_data_whose_code_was_deleted_is_one_sentence(monkeypatch, path):
-    deleted = dict.fromkeys(names.RECORDS, "outdo.extras.deleted:records")
+    deleted = dict.fromkeys(files.RECORDS, "outdo.extras.deleted:records")
     monkeypatch.setattr(files, "RECORDS", deleted)
     assert refusal(path) == f"{path}: needs outdo.extras.deleted, which this installation of outdo does not have"

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 from outdo.config.file import RecipeError, dump, load
-from outdo.data.prompts import Mixture, Prompts
+from outdo.data.batches import Mixture
+from outdo.data.prompts import Prompts
 from outdo.data.splits import load_questions
 from outdo.utils.errors import UserError
 

@@ -9,9 +9,11 @@ import pytest
 
 from outdo.config.file import RecipeError, dump, load
 from outdo.data.batches import in_batches
-from outdo.data.prompts import Prompts, StreamedPrompts, tokenise
+from outdo.data.prompts import Prompts, tokenise
+from outdo.data.sequences import Joined
 from outdo.data.splits import load_questions
-from outdo.data.streaming import Joined, StreamedQuestions
+from outdo.data.streamed_prompts import StreamedPrompts, stream_prompts
+from outdo.data.streaming import StreamedQuestions
 from outdo.run.check.prompt_warnings import question_warnings
 from outdo.testing import byte_bpe_tokenizer
 from outdo.utils.errors import UserError
@@ -34,7 +36,10 @@ def both(*sources, **more):
 def prompts_of(questions, longest=8):
     train = questions.train
     parts = train.parts if isinstance(train, Joined) else [train]
-    tokenised = [tokenise(part, TOKENIZER, max_tokens=longest) for part in parts]
+    tokenised = [
+        (stream_prompts if isinstance(part, StreamedQuestions) else tokenise)(part, TOKENIZER, max_tokens=longest)
+        for part in parts
+    ]
     prompts = Joined(tokenised) if len(tokenised) > 1 else tokenised[0]
     return in_batches(prompts, questions, per_step=7, seed=3, shuffle=True)
 
@@ -147,7 +152,7 @@ def test_a_large_file_is_read_with_a_third_of_its_size_and_streamed_with_a_sixti
     tracemalloc.start()
     questions = load_questions(recipe(f'path = "{path}", streaming = true'))
     assert isinstance(questions.train, StreamedQuestions)
-    prompts = tokenise(questions.train, TOKENIZER)
+    prompts = stream_prompts(questions.train, TOKENIZER)
     assert isinstance(prompts, StreamedPrompts)
     batches = Prompts(prompts, per_step=4)
     for _ in range(20):

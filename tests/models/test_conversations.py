@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from outdo.extras.sft.conversations import encode_conversation
 from outdo.models import prompt_encoding
-from outdo.models.prompt_encoding import encode_conversation, encode_prompt
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.testing import CHAT_TEMPLATE, byte_bpe_tokenizer
 from outdo.utils.errors import ModelError
 

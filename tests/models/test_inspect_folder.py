@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outdo.models.inspect_folder import inspect_folder, is_local
+from outdo.models.inspect_folder import inspect_folder
 from outdo.models.weight_headers import INDEX
 from outdo.testing import tiny_model
 from outdo.utils.errors import ModelError
+from outdo.utils.hub_names import is_local
 
 
 @pytest.fixture(scope="module")

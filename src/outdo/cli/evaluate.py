@@ -32,11 +32,11 @@ from outdo.config.paths import named_code
 from outdo.config.recipe import Piece, Recipe
 from outdo.data import pass_rates
 from outdo.data.pass_rates import PassRate
-from outdo.data.questions import Question, questions_from
+from outdo.data.questions import Matchers, Question, questions_from
 from outdo.models.device import make_deterministic, set_threads
 from outdo.models.policy import Policy
 from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
-from outdo.rewards.matchers import majorities, matchers_in
+from outdo.rewards.matchers import majorities, reference_checks
 from outdo.rewards.right import UNDEFINED, RightRule
 from outdo.run.build.build import held_out_questions
 from outdo.run.build.engines import completions_of, named_engine, open_engine
@@ -279,7 +279,7 @@ def _tasks(arguments: EvalArguments, source: ModelRef) -> dict[str, EvaluationTa
     if len(set(arguments.data)) < len(arguments.data):
         raise UserError(["eval: a --data is given twice"])
     recipe = source.recipe
-    matchers = matchers_in(_rewards(arguments, recipe)[0])
+    matchers = reference_checks(_rewards(arguments, recipe)[0])
     questions = _questions(arguments, source, matchers)
     return {data: _task(arguments, recipe, asked) for data, asked in questions.items()}
 
@@ -303,11 +303,12 @@ def _task(arguments: EvalArguments, recipe: Recipe | None, questions: Sequence[Q
     )
 
 
-def _questions(arguments: EvalArguments, source: ModelRef, matchers: Sequence[str]) -> Mapping[str, Sequence[Question]]:
+def _questions(arguments: EvalArguments, source: ModelRef, matchers: Matchers) -> Mapping[str, Sequence[Question]]:
     """Return the questions of each file, or else of each held-out set of the run."""
     if arguments.data:
         options: dict[str, Any] = {"limit": arguments.limit, "matchers": matchers}
-        options["environments"] = row_environments(source.recipe.environment) if source.recipe else None
+        if source.recipe and (environments := row_environments(source.recipe.environment)):
+            options["environment_of"] = environments.name_in
         return {data: questions_from(data, **options) for data in arguments.data}
     if source.recipe is None or source.run is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])

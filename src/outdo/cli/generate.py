@@ -58,7 +58,8 @@ def command(
     how = answering("generate", source.recipe, k=k, temperature=temperature, max_tokens=max_tokens, template=template)
     piece = named_engine(engine, source.recipe)
     environments = row_environments(how.environment)
-    questions = questions_from(data, limit=limit, environments=environments)
+    environment_of = environments.name_in if environments else None
+    questions = questions_from(data, limit=limit, environment_of=environment_of)
     set_threads(threads)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=device, stop_token_ids=how.sampling.stop_token_ids)

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from outdo.config.names import REASONING_GYM
+from outdo.utils.hub_names import REASONING_GYM
 from outdo.utils.machine import MOST_THREADS
 
 

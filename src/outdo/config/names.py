@@ -219,9 +219,6 @@ ULYSSES = "ulysses"
 ATTENTIONS = ("auto", "shared", "padded", "flash_attention_2", "flex_attention", ULYSSES)
 """The ways to compute attention, and the kernels of the shared way."""
 
-REASONING_GYM = "reasoning-gym:"
-"""How the name of a task of reasoning-gym begins, as data."""
-
 ENVIRONMENT_REWARD = "environment"
 """The reward of a recipe whose environment gives all rewards."""
 
@@ -299,17 +296,6 @@ REPLICATED_ENGINE = "outdo.extras.replicas.engine:ReplicatedEngine"
 ASYNCHRONOUS = "outdo.extras.staleness.asynchronous:AsynchronousRollouts"
 PARTIAL_ROLLOUTS = "outdo.extras.staleness.partial_rollouts:PartialRollouts"
 """The rollouts of `train.max_staleness`: whole answers, or answers that newer weights continue."""
-
-DATA_SET, STREAMED_PARQUET = "data set", "streamed Parquet"
-RECORDS = {
-    REASONING_GYM: "outdo.extras.gym.questions:records",
-    DATA_SET: "outdo.extras.hub.data_sets:records",
-    STREAMED_PARQUET: "outdo.extras.hub.data_sets:parquet_records",
-}
-"""What reads data that is in no plain file: called with the path and the commits of the run, it returns `Records`."""
-
-CURRICULA = {REASONING_GYM: "outdo.extras.gym.questions:levels"}
-"""What returns the levels of a task, called with its path."""
 
 UPLOADS = {"hub": "outdo.extras.hub.upload:push"}
 """Where an exported model can be uploaded."""

@@ -1,14 +1,83 @@
 """The batches of a run: of one source, of several appended or mixed ones, and of curricula among them."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from outdo.data.curriculum import Curriculum
-from outdo.data.prompts import Mixture, Prompts
+from outdo.data.prompts import Prompts
+from outdo.data.sequences import Joined
 from outdo.data.splits import Questions
-from outdo.data.streaming import Joined
-from outdo.types import Prompt
+from outdo.types import Group, Prompt
 from outdo.utils.errors import UserError
+
+Item = TypeVar("Item")
+
+
+class Mixture(Prompts[Item]):
+    """Batches of prompts from several sources, in the shares that their weights have of the sum of all weights.
+
+    Each prompt comes from the source that lacks most of its share so far; of equal ones, the first. So every number of
+    prompts has the shares as nearly as whole prompts allow. Each source has its own epochs and orders.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[Item] | Prompts[Item]],
+        weights: Sequence[float],
+        *,
+        per_step: int,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        self.sources = [
+            source
+            if isinstance(source, Prompts)
+            else Prompts(source, per_step=per_step, seed=seed, shuffle=shuffle, name=str(place))
+            for place, source in enumerate(sources)
+        ]
+        everything = Joined([source.prompts for source in self.sources])
+        super().__init__(everything, per_step=per_step, seed=seed, shuffle=shuffle)
+        self.shares = [weight / sum(weights) for weight in weights]
+
+    def take(self, count: int) -> list[Item]:
+        """Return the next `count` prompts of the mixture."""
+        chosen = self._choose(self.position, [source.position for source in self.sources], count)
+        self.position += count
+        own = [iter(source.take(chosen.count(place))) for place, source in enumerate(self.sources)]
+        return [next(own[place]) for place in chosen]
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Tell all sources the answers to some prompts."""
+        for source in self.sources:
+            source.observe(groups)
+
+    def metrics(self, questions: Sequence[Item]) -> dict[str, float]:
+        """Return the metrics of all sources."""
+        return {name: value for source in self.sources for name, value in source.metrics(questions).items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of prompts that have been taken, and the states of sources that have more than that."""
+        states = {str(place): source.state() for place, source in enumerate(self.sources)}
+        more = {place: state for place, state in states.items() if state.keys() > {"position"}}
+        return {**super().state(), **({"sources": more} if more else {})}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved position, which determines the positions in all sources."""
+        super().load_state(state)
+        chosen = self._choose(0, [0] * len(self.sources), self.position)
+        more = state.get("sources", {})
+        for place, source in enumerate(self.sources):
+            source.load_state(more.get(str(place), {"position": chosen.count(place)}))
+
+    def _choose(self, position: int, taken: Sequence[int], count: int) -> list[int]:
+        """Return the sources of `count` prompts after the first `position`, of which each source has given `taken`."""
+        given, chosen = list(taken), list[int]()
+        for total in range(position + 1, position + count + 1):
+            lacking = [share * total - own for share, own in zip(self.shares, given, strict=True)]
+            place = lacking.index(max(lacking))
+            given[place] += 1
+            chosen.append(place)
+        return chosen
 
 
 def in_batches(

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outdo.models.inspect_folder import is_local
+from outdo.utils.hub_names import is_local
 
 HUB_NAME = re.compile(
     r"(?P<name>[^/@:]+/[^/@:]+)"

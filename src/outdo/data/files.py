@@ -18,10 +18,18 @@ from typing import Any, NamedTuple
 import pyarrow
 import pyarrow.parquet
 
-from outdo.config.names import DATA_SET, REASONING_GYM, RECORDS
 from outdo.data.data_set_names import data_set_called
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.extras import load_extra
+from outdo.utils.hub_names import REASONING_GYM
+
+DATA_SET, STREAMED_PARQUET = "data set", "streamed Parquet"
+RECORDS = {
+    REASONING_GYM: "outdo.extras.gym.questions:records",
+    DATA_SET: "outdo.extras.hub.data_sets:records",
+    STREAMED_PARQUET: "outdo.extras.hub.data_sets:parquet_records",
+}
+"""What reads data that is in no plain file: called with the path and the commits of the run, it returns `Records`."""
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zip", ".zst")
 """A name with one of these endings is a file on this machine, never a data set of the Hub."""

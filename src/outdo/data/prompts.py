@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.data.files import shorten
 from outdo.data.questions import Question
-from outdo.data.streaming import Joined, Lazy, StreamedQuestions
+from outdo.data.sequences import Joined, Lazy
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.types import Group, Prompt
 from outdo.utils.errors import ModelError, UserError
@@ -19,6 +20,9 @@ from outdo.utils.rng import Stream, stream_key, uniforms
 
 ToolsOf = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """Returns the schemas of the tools that the environment of a row has."""
+
+Track = Callable[[Sequence[Question]], Iterable[Question]]
+"""Returns the questions, and shows how many of them have been taken."""
 
 
 def tokenise(
@@ -30,49 +34,28 @@ def tokenise(
     system: str | None = None,
     overlong: str = "drop",
     tools: ToolsOf = lambda row: (),
-    track: Callable[[Sequence[Question]], Iterable[Question]] = lambda questions: questions,
-) -> Sequence[Prompt]:
-    """Render and tokenise each question once; sampling and training use these ids. Streamed questions stay on disk.
+    track: Track = lambda questions: questions,
+) -> list[Prompt]:
+    """Render and tokenise each question once; sampling and training use these ids.
 
     Prompts of more than `max_tokens` tokens are dropped (`overlong` "drop") or refused ("refuse"): truncation would
     change the question. The `tools` of a row are in its prompt, before the question's own. `track` shows how many of
     the questions are tokenised. Raises `UserError` with every question that is refused, by `overlong` or by the chat
     template.
     """
-
-    def encode(question: Question) -> Prompt:
-        return _prompt(question, tokenizer, template=template, system=system, tools=tools)
-
-    streams = isinstance(questions, StreamedQuestions)
-    prompts: list[Prompt] = []
-    places, too_long = array("Q"), array("Q")
-    refused: list[str] = []
-    for place, question in enumerate(track(questions)):
-        try:
-            prompt = encode(question)
-        except ModelError as error:
-            refused.append(str(error))
-            continue
-        if max_tokens is not None and len(prompt.token_ids) > max_tokens:
-            too_long.append(place)
-            continue
-        places.append(place)
-        prompts += [] if streams else [prompt]
-    if overlong == "refuse" or not places:
-        refused += [_too_long(encode(questions[place]), max_tokens) for place in too_long]
-    if refused:
-        raise UserError(shorten(refused, "questions"))
-    return StreamedPrompts(questions, places, encode) if streams else prompts
+    encode = partial(to_prompt, tokenizer=tokenizer, template=template, system=system, tools=tools)
+    return [prompt for _, prompt in short_enough(questions, encode, max_tokens, overlong=overlong, track=track)]
 
 
-def _prompt(
+def to_prompt(
     question: Question,
-    tokenizer: PreTrainedTokenizerBase,
     *,
+    tokenizer: PreTrainedTokenizerBase,
     template: str | None,
     system: str | None,
     tools: ToolsOf,
 ) -> Prompt:
+    """Tokenise one question; see `tokenise`. Raises `ModelError` if the chat template refuses it."""
     ids = encode_prompt(
         tokenizer,
         question.text,
@@ -86,30 +69,37 @@ def _prompt(
     )
 
 
+def short_enough(
+    questions: Sequence[Question],
+    encode: Callable[[Question], Prompt],
+    max_tokens: int | None,
+    *,
+    overlong: str,
+    track: Track,
+) -> Iterator[tuple[int, Prompt]]:
+    """Yield the prompts of at most `max_tokens` tokens, each with the place of its question; see `tokenise`."""
+    are_some = False
+    too_long = array("Q")
+    refused: list[str] = []
+    for place, question in enumerate(track(questions)):
+        try:
+            prompt = encode(question)
+        except ModelError as error:
+            refused.append(str(error))
+            continue
+        if max_tokens is not None and len(prompt.token_ids) > max_tokens:
+            too_long.append(place)
+        else:
+            are_some = True
+            yield place, prompt
+    if overlong == "refuse" or not are_some:
+        refused += [_too_long(encode(questions[place]), max_tokens) for place in too_long]
+    if refused:
+        raise UserError(shorten(refused, "questions"))
+
+
 def _too_long(prompt: Prompt, max_tokens: int | None) -> str:
     return f"question {prompt.id}: its prompt has {len(prompt.token_ids)} tokens, more than the {max_tokens} allowed"
-
-
-class StreamedPrompts(Lazy[Prompt]):
-    """The prompts of questions on disk: those at `places`, each read and tokenised by `encode` when it is asked for."""
-
-    def __init__(
-        self, questions: StreamedQuestions, places: Sequence[int], encode: Callable[[Question], Prompt]
-    ) -> None:
-        self.questions = questions
-        self.places = places
-        self.encode = encode
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def make(self, place: int) -> Prompt:
-        """Read and tokenise the question at a place."""
-        return self.encode(self.questions[self.places[place]])
-
-    def by_id(self, prompt_id: str) -> Prompt:
-        """Read and tokenise the question with an id. Raises KeyError if there is none."""
-        return self.encode(self.questions.by_id(prompt_id))
 
 
 class PromptsById:
@@ -117,14 +107,14 @@ class PromptsById:
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         parts = prompts.parts if isinstance(prompts, Joined) else [prompts]
-        self._streamed = [part for part in parts if isinstance(part, StreamedPrompts)]
-        others = [part for part in parts if not isinstance(part, StreamedPrompts)]
+        self._on_disk = [part for part in parts if isinstance(part, Lazy)]
+        others = [part for part in parts if not isinstance(part, Lazy)]
         self._others = {prompt.id: prompt for part in others for prompt in part}
 
     def __getitem__(self, prompt_id: str) -> Prompt:
         if prompt_id in self._others:
             return self._others[prompt_id]
-        for part in self._streamed:
+        for part in self._on_disk:
             with suppress(KeyError):
                 return part.by_id(prompt_id)
         raise KeyError(prompt_id)
@@ -192,70 +182,3 @@ class Prompts(Generic[Item]):
         key = stream_key(self.seed, Stream("order", epoch, self.name, 0))
         positions = numpy.arange(len(self.prompts), dtype=numpy.uint64)
         return uniforms(numpy.full_like(positions, key), positions).argsort(kind="stable")
-
-
-class Mixture(Prompts[Item]):
-    """Batches of prompts from several sources, in the shares that their weights have of the sum of all weights.
-
-    Each prompt comes from the source that lacks most of its share so far; of equal ones, the first. So every number of
-    prompts has the shares as nearly as whole prompts allow. Each source has its own epochs and orders.
-    """
-
-    def __init__(
-        self,
-        sources: Sequence[Sequence[Item] | Prompts[Item]],
-        weights: Sequence[float],
-        *,
-        per_step: int,
-        seed: int = 0,
-        shuffle: bool = True,
-    ) -> None:
-        self.sources = [
-            source
-            if isinstance(source, Prompts)
-            else Prompts(source, per_step=per_step, seed=seed, shuffle=shuffle, name=str(place))
-            for place, source in enumerate(sources)
-        ]
-        everything = Joined([source.prompts for source in self.sources])
-        super().__init__(everything, per_step=per_step, seed=seed, shuffle=shuffle)
-        self.shares = [weight / sum(weights) for weight in weights]
-
-    def take(self, count: int) -> list[Item]:
-        """Return the next `count` prompts of the mixture."""
-        chosen = self._choose(self.position, [source.position for source in self.sources], count)
-        self.position += count
-        own = [iter(source.take(chosen.count(place))) for place, source in enumerate(self.sources)]
-        return [next(own[place]) for place in chosen]
-
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Tell all sources the answers to some prompts."""
-        for source in self.sources:
-            source.observe(groups)
-
-    def metrics(self, questions: Sequence[Item]) -> dict[str, float]:
-        """Return the metrics of all sources."""
-        return {name: value for source in self.sources for name, value in source.metrics(questions).items()}
-
-    def state(self) -> dict[str, Any]:
-        """Return the number of prompts that have been taken, and the states of sources that have more than that."""
-        states = {str(place): source.state() for place, source in enumerate(self.sources)}
-        more = {place: state for place, state in states.items() if state.keys() > {"position"}}
-        return {**super().state(), **({"sources": more} if more else {})}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved position, which determines the positions in all sources."""
-        super().load_state(state)
-        chosen = self._choose(0, [0] * len(self.sources), self.position)
-        more = state.get("sources", {})
-        for place, source in enumerate(self.sources):
-            source.load_state(more.get(str(place), {"position": chosen.count(place)}))
-
-    def _choose(self, position: int, taken: Sequence[int], count: int) -> list[int]:
-        """Return the sources of `count` prompts after the first `position`, of which each source has given `taken`."""
-        given, chosen = list(taken), list[int]()
-        for total in range(position + 1, position + count + 1):
-            lacking = [share * total - own for share, own in zip(self.shares, given, strict=True)]
-            place = lacking.index(max(lacking))
-            given[place] += 1
-            chosen.append(place)
-        return chosen

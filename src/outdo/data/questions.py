@@ -1,10 +1,10 @@
 """Turn rows into questions: find the columns of question and answer, and check every row."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from outdo.config.environments import RowEnvironments
 from outdo.data.files import Fault, Rows, read_rows, shorten
 from outdo.data.formats import (
     CONVERSATION_COLUMNS,
@@ -18,7 +18,6 @@ from outdo.data.formats import (
     text_of,
     tools_of,
 )
-from outdo.rewards.matchers import reference_faults
 from outdo.utils.errors import UserError, did_you_mean
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", *CONVERSATION_COLUMNS)
@@ -34,6 +33,14 @@ IMAGE_COLUMNS = ("image", "images")
 
 LONGEST_PROMPT = 1_000_000
 """Characters. A longer prompt is a whole file that got into a column by mistake."""
+
+
+Matchers = Mapping[str, Callable[[Any], object]]
+"""What rewards require of the reference answer, by their names; raises `ValueError` if no completion can match it."""
+NO_MATCHERS: Matchers = MappingProxyType({})
+
+EnvironmentOf = Callable[[Row], str | None]
+"""Returns the name of the environment of a row, or None. Raises `ValueError` for a name that no environment has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,7 @@ class Columns:
 
     prompt: str
     answer: str | None
-    environments: RowEnvironments | None = None  # that rows may name
+    environment_of: EnvironmentOf | None = None  # of several environments, one of which a row may name
     ends_with_answer: bool = False  # the last message of the prompt column is an answer by the assistant
 
     def __str__(self) -> str:
@@ -70,18 +77,17 @@ def questions_from(
     prompt: str | None = None,
     answer: str | None = None,
     limit: int | None = None,
-    matchers: Sequence[str] = (),
-    environments: RowEnvironments | None = None,
+    matchers: Matchers = NO_MATCHERS,
+    environment_of: EnvironmentOf | None = None,
 ) -> tuple[Question, ...]:
     """Read the questions of one file or Hub data set. Raises `UserError` with all mistakes in it.
 
-    `matchers` are the names of the rewards that the reference answers have to suit; `environments` are those that rows
-    may name.
+    The reference answers have to suit the `matchers`, and the environments that rows name have to exist.
     """
     rows = read_rows(path, limit=limit)
     columns = detect_columns(rows, prompt=prompt, answer=answer)
     check_answer_column(matchers, rows, columns)
-    return to_questions(rows, replace(columns, environments=environments), matchers=matchers)
+    return to_questions(rows, replace(columns, environment_of=environment_of), matchers=matchers)
 
 
 def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None = None) -> Columns:
@@ -133,7 +139,7 @@ def _ends_with_answer(rows: Rows, column: str | None) -> bool:
     return any("assistant" in each[-1].values() or "gpt" in each[-1].values() for each in conversations)
 
 
-def to_questions(rows: Rows, columns: Columns, *, matchers: Sequence[str] = ()) -> tuple[Question, ...]:
+def to_questions(rows: Rows, columns: Columns, *, matchers: Matchers = NO_MATCHERS) -> tuple[Question, ...]:
     """Turn rows into questions.
 
     Raises `UserError` with every row that is not a question, or whose answer one of the named `matchers` could never
@@ -158,7 +164,7 @@ def to_questions(rows: Rows, columns: Columns, *, matchers: Sequence[str] = ()) 
 
 
 def read_question(
-    number: int, row: Row, columns: Columns, matchers: Sequence[str] = ()
+    number: int, row: Row, columns: Columns, matchers: Matchers = NO_MATCHERS
 ) -> tuple[Question | None, list[str]]:
     """Return the question in a row, or None and why the row is not one, or not one that `matchers` could reward."""
     reasons: list[str] = []
@@ -168,14 +174,23 @@ def read_question(
             parts[name] = read(row, columns)
         except ValueError as error:
             reasons.append(str(error))
-    if columns.environments is not None:
+    if columns.environment_of is not None:
         try:
-            columns.environments.name_in(row)
+            columns.environment_of(row)
         except ValueError as error:
             reasons.append(str(error))
     if not reasons:
-        reasons += reference_faults(parts["answer"], matchers)
+        reasons += _reference_faults(parts["answer"], matchers)
     return None if reasons else Question(id=id_of(number, row), columns=row, **parts), reasons
+
+
+def _reference_faults(answer: Any, matchers: Matchers) -> Iterator[str]:
+    """Yield why no completion can match the reference answer, once for each of the matchers that refuses it."""
+    for name, check in matchers.items():
+        try:
+            check(answer)
+        except ValueError as error:
+            yield f"the reward {name}: {error}"
 
 
 def id_of(number: int, row: Row) -> str:
@@ -193,7 +208,7 @@ def describe(source: str, fault: Fault) -> str:
     return f"{source}, row {fault.row}: {fault.reason}"
 
 
-def check_answer_column(matchers: Sequence[str], rows: Rows, columns: Columns) -> None:
+def check_answer_column(matchers: Matchers, rows: Rows, columns: Columns) -> None:
     if matchers and columns.answer is None and not columns.ends_with_answer and rows.values:
         missing = f"no column looks like the reference answer, which the reward {min(matchers)} needs"
         raise UserError([f"{rows.source}: {missing}; name it: data.answer=NAME {_list_columns(rows)}"])

@@ -9,18 +9,30 @@ from dataclasses import dataclass, field, replace
 
 from outdo.config.environments import RowEnvironments, row_environments
 from outdo.config.fields import CurriculumSection, Source, by_set
-from outdo.config.names import CURRICULA, ENVIRONMENT_REWARD, REASONING_GYM
+from outdo.config.names import ENVIRONMENT_REWARD
 from outdo.config.recipe import Data, Recipe, Selection
 from outdo.data import pass_rates
 from outdo.data.files import Rows, read_rows
 from outdo.data.formats import Message
 from outdo.data.pass_rates import PassRate
-from outdo.data.questions import Columns, Question, check_answer_column, detect_columns, missing_columns, to_questions
+from outdo.data.questions import (
+    Columns,
+    Matchers,
+    Question,
+    check_answer_column,
+    detect_columns,
+    missing_columns,
+    to_questions,
+)
+from outdo.data.sequences import Joined, Lazy
 from outdo.data.stored_rows import StoredRows, head_of, open_rows
-from outdo.data.streaming import Joined, Lazy, stream_questions
-from outdo.rewards.matchers import matchers_in
+from outdo.data.streaming import stream_questions
+from outdo.rewards.matchers import reference_checks
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.extras import load_extra
+
+LEVELS_OF_TASK = "outdo.extras.gym.questions:levels"
+"""What returns the levels of a task of reasoning-gym, called with its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +110,7 @@ class _Sources:
 def _read_sources(recipe: Recipe, pinned: Mapping[str, str] | None, mistakes: list[str]) -> _Sources:
     """Read all files of a recipe; add to `mistakes`."""
     data = recipe.data
-    matchers = matchers_in([reward.name for reward in recipe.rewards])
+    matchers = reference_checks([reward.name for reward in recipe.rewards])
     parts: dict[str, list[Sequence[Question]]] = {"data.path": [], "data.eval_path": []}
     found = _Sources({})
     for file in _files(data, mistakes):
@@ -116,7 +128,7 @@ def _read_sources(recipe: Recipe, pinned: Mapping[str, str] | None, mistakes: li
 
 
 def _read(
-    recipe: Recipe, file: "_File", pinned: Mapping[str, str] | None, matchers: Sequence[str]
+    recipe: Recipe, file: "_File", pinned: Mapping[str, str] | None, matchers: Matchers
 ) -> tuple[Sequence[Question], Rows, list[str]]:
     """Return the questions of a file, its rows, and notes."""
     rows = read_rows(file.path, limit=recipe.data.limit if file.key == "data.path" else None, pinned=pinned)
@@ -131,7 +143,7 @@ def _read(
 
 
 def _stream(
-    recipe: Recipe, file: "_File", pinned: Mapping[str, str] | None, matchers: Sequence[str]
+    recipe: Recipe, file: "_File", pinned: Mapping[str, str] | None, matchers: Matchers
 ) -> tuple[Sequence[Question], StoredRows, list[str]]:
     """Return the questions of a file, which stay on disk, its rows, and a note."""
     rows = open_rows(file.path, limit=recipe.data.limit, pinned=pinned)
@@ -140,10 +152,11 @@ def _stream(
     return questions, rows, [f"{len(questions):,} questions, streamed from disk; {columns}"]
 
 
-def _columns(recipe: Recipe, rows: Rows, matchers: Sequence[str]) -> Columns:
+def _columns(recipe: Recipe, rows: Rows, matchers: Matchers) -> Columns:
     columns = detect_columns(rows, prompt=recipe.data.prompt, answer=recipe.data.answer)
     check_answer_column(matchers, rows, columns)
-    return replace(columns, environments=row_environments(recipe.environment))
+    environments = row_environments(recipe.environment)
+    return replace(columns, environment_of=environments.name_in if environments else None)
 
 
 def _environments_note(recipe: Recipe, environments: RowEnvironments, questions: Sequence[Question]) -> str:
@@ -208,7 +221,7 @@ def _levels(file: _File, curriculum: CurriculumSection | None) -> list[_File]:
     """Return the levels of a curriculum as files. Raises `UserError` if the task does not have one of them."""
     if curriculum is None:
         return [file]
-    known = load_extra(CURRICULA[REASONING_GYM], file.path)(file.path)
+    known = load_extra(LEVELS_OF_TASK, file.path)(file.path)
     if unknown := [level for level in curriculum.levels or () if level not in known]:
         raise UserError([f"curriculum.levels: expected levels from 0 to {known[-1]}, found {unknown[0]}"])
     sign = "&" if "?" in file.path else "?"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, BinaryIO, Protocol, cast
 
-from outdo.config.names import STREAMED_PARQUET
 from outdo.data.files import (
     BYTE_ORDER_MARK,
+    STREAMED_PARQUET,
     Fault,
     Parsed,
     Records,

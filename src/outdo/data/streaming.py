@@ -6,59 +6,17 @@ questions in memory, and with them the order, and the run that is resumed.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import accumulate
-from typing import TypeVar, overload
 
 import numpy
 from numpy.typing import NDArray
 
 from outdo.data.files import MAX_SHOWN, Fault, Parsed
-from outdo.data.questions import Columns, Question, describe, id_of, read_question, same_id
+from outdo.data.questions import NO_MATCHERS, Columns, Matchers, Question, describe, id_of, read_question, same_id
+from outdo.data.sequences import Lazy
 from outdo.data.stored_rows import StoredRows
 from outdo.utils.errors import UserError
-
-Item = TypeVar("Item", covariant=True)
-
-
-class Lazy(Sequence[Item]):
-    """A sequence whose items are made when they are asked for. A slice of it is a list."""
-
-    def make(self, place: int) -> Item:
-        """Return the item at a place from 0 to the length."""
-        raise NotImplementedError
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return [self.make(place) for place in range(len(self))[index]]
-        return self.make(range(len(self))[index])
-
-
-class Joined(Lazy[Item]):
-    """Several sequences, one after the other."""
-
-    def __init__(self, parts: Sequence[Sequence[Item]]) -> None:
-        self.parts = parts
-        self._ends = list(accumulate(map(len, parts)))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __iter__(self) -> Iterator[Item]:
-        for part in self.parts:
-            yield from part
-
-    def make(self, place: int) -> Item:
-        """Return the item at a place from the sequence that has it."""
-        number = next(number for number, end in enumerate(self._ends) if place < end)
-        return self.parts[number][place - self._ends[number]]
 
 
 class StreamedQuestions(Lazy[Question]):
@@ -101,7 +59,7 @@ class StreamedQuestions(Lazy[Question]):
 
 
 def stream_questions(
-    rows: StoredRows, columns: Columns, *, matchers: Sequence[str] = (), prefix: str = "", source: int = 0
+    rows: StoredRows, columns: Columns, *, matchers: Matchers = NO_MATCHERS, prefix: str = "", source: int = 0
 ) -> StreamedQuestions:
     """Read and check all rows once; return their questions, which stay on disk.
 

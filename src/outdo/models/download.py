@@ -13,8 +13,9 @@ from huggingface_hub.errors import (
 )
 
 from outdo.models.gguf_folder import converted
-from outdo.models.inspect_folder import ModelFacts, inspect_folder, is_local
+from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.utils.errors import ModelError
+from outdo.utils.hub_names import is_local
 from outdo.utils.text import first_line
 
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

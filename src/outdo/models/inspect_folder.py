@@ -19,9 +19,8 @@ from huggingface_hub import try_to_load_from_cache
 from outdo.models.gguf_header import folder_of, is_gguf, read_header
 from outdo.models.weight_headers import ADAPTER_WEIGHTS, Tensors, read_object, read_tensors, read_weights
 from outdo.utils.errors import ModelError, did_you_mean
+from outdo.utils.hub_names import is_local
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]+)?")
-"""A model of the Hub, and a commit, tag or branch of it."""
 ADAPTER_CONFIG = "adapter_config.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # each fits into float32, which outdo trains
 WITHOUT_LOSS = {*DTYPES, "BOOL", "U8", "I16", "I32", "I64"}  # masks and positions are integers
@@ -129,15 +128,6 @@ def conversion_notes(facts: ModelFacts) -> Iterator[str]:
             f"model {facts.name}: its weights are dequantised from {facts.dequantised} to float32, once, into a folder "
             f"in {folder_of(Path(facts.name).expanduser()).parent}; what is saved is safetensors, not GGUF"
         )
-
-
-def is_local(name: str) -> bool:
-    """Return whether `name` means a folder on this machine; otherwise it is a hub name, which is written `owner/name`.
-
-    `runs/first` means a folder if a folder `runs` exists, so that a typing error never becomes a request to the hub.
-    """
-    folder = os.path.expanduser(name)
-    return os.path.exists(folder) or HUB_NAME.fullmatch(name) is None or os.path.isdir(name.partition("/")[0])
 
 
 def cached_snapshot(name: str) -> Path | None:

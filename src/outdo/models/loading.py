@@ -27,18 +27,10 @@ from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.dividing import dividing, move_buffers
 from outdo.models.download import MODEL_FILES, TOKENIZER_FILES, files_of
 from outdo.models.finite import non_finite_weight
-from outdo.models.inspect_folder import (
-    EITHER,
-    LANGUAGE_MODEL,
-    REWARD_MODEL,
-    SIZES,
-    Kind,
-    ModelFacts,
-    inspect_folder,
-    is_local,
-)
+from outdo.models.inspect_folder import EITHER, LANGUAGE_MODEL, REWARD_MODEL, SIZES, Kind, ModelFacts, inspect_folder
 from outdo.models.scorer import Division
 from outdo.utils.errors import ModelError
+from outdo.utils.hub_names import is_local
 from outdo.utils.packages import explained
 from outdo.utils.text import first_line
 

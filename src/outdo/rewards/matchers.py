@@ -4,7 +4,7 @@ This file loads no matcher's optional package. `math` compares in its worker pro
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -59,13 +59,9 @@ def matchers_in(spec: Any) -> list[str]:
     return []
 
 
-def reference_faults(answer: Any, names: Iterable[str]) -> Iterator[str]:
-    """Yield why no completion can match the reference `answer`, once for each of the named matchers that refuses it."""
-    for name in names:
-        try:
-            matcher_called(name).check_reference(answer)
-        except ValueError as error:
-            yield f"the reward {name}: {error}"
+def reference_checks(spec: Any) -> dict[str, Callable[[Any], object]]:
+    """Return the `Matcher.check_reference` of the matchers in an argument of `load_reward`, by their names."""
+    return {name: matcher_called(name).check_reference for name in matchers_in(spec)}
 
 
 def matcher_of(reward: Reward) -> tuple[Matcher, Reward | None]:

@@ -11,8 +11,9 @@ from engine_cases import fresh, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outdo.data.batches import Mixture
 from outdo.data.curriculum import Curriculum
-from outdo.data.prompts import Mixture, Prompts
+from outdo.data.prompts import Prompts
 from outdo.extras.staleness.asynchronous import AsynchronousRollouts
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import staleness

@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
-from outdo.config.names import REASONING_GYM
 from outdo.data.files import Records
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.hub_names import REASONING_GYM
 from outdo.utils.packages import not_imported
 
 SIZE = 1000

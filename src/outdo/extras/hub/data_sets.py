@@ -8,8 +8,8 @@ from typing import Any
 
 from outdo.data.data_set_names import SAVED, SAVED_SPLITS, DatasetName, data_set_called
 from outdo.data.files import Records
-from outdo.models.inspect_folder import is_local
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.hub_names import is_local
 from outdo.utils.packages import not_imported
 
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -15,8 +15,9 @@ from outdo.cli.adapter_option import read_adapter
 from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Template, not_empty
 from outdo.cli.template_option import read_template, template_notes
 from outdo.config.paths import absolute, absolute_data
+from outdo.data.batches import Mixture
 from outdo.data.files import read_rows
-from outdo.data.prompts import Mixture, Prompts
+from outdo.data.prompts import Prompts
 from outdo.extras.sft.sft import SftStep, sft
 from outdo.extras.sft.sft_examples import SftExample, SftTokens, encode_examples, examples_in
 from outdo.extras.sft.supervised import PreparedTraining, not_started_yet, parsed, run_plan

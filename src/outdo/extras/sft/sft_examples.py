@@ -8,8 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.data.files import Fault, Rows, read_rows, shorten
 from outdo.data.formats import Text, as_messages, tools_of
+from outdo.extras.sft.conversations import encode_conversation
 from outdo.extras.sft.sft_formats import SftFormat, detect_format
-from outdo.models.prompt_encoding import encode_conversation, encode_prompt
+from outdo.models.prompt_encoding import encode_prompt
 from outdo.utils.errors import ModelError, UserError
 
 

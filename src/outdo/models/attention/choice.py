@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models.attention.forward import Forward, device_of, layers_of
-from outdo.models.attention.kernels import kernel_for
+from outdo.models.attention.kernels import LAYOUTS, kernel_for
 from outdo.models.attention.packed import Packed, Rule, pack
 from outdo.models.base_weights import is_quantised
 from outdo.models.device import Precision, resolve_precision
@@ -128,7 +128,7 @@ def _choose_kernel(forward: Forward, attention: AttentionSetting, batch: Batch) 
     if kernel == "sdpa":
         return
     other = copy(forward)
-    other.kernel = kernel
+    other.kernel, other.layout_of = kernel, LAYOUTS[kernel]
     most = NARROW_TOLERANCE if forward.autocast else forward.tolerance(TOLERANCE)
     fault = _difference(partial(_logprobs, other, batch), _logprobs(forward, batch), most)
     if fault and named:
@@ -136,7 +136,7 @@ def _choose_kernel(forward: Forward, attention: AttentionSetting, batch: Batch) 
     if fault:
         forward.reason = f"without {kernel}: {fault}"
     else:
-        forward.kernel = kernel
+        forward.kernel, forward.layout_of = kernel, other.layout_of
 
 
 def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointing: bool) -> None:

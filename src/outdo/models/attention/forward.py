@@ -21,8 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
 from outdo.models.attention.conversations import conversations
-from outdo.models.attention.kernels import Kernel, layout_for
-from outdo.models.attention.packed import Layout, Rule, pack
+from outdo.models.attention.packed import Layout, Packed, Rule, pack
 from outdo.models.device import Precision
 from outdo.models.lean_modules import Kind, lean_modules, readers
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
@@ -128,7 +127,6 @@ class Forward:
         plain_head: bool,
         autocast: bool,
         reason: str = "",
-        kernel: Kernel = "sdpa",
         compile: bool = False,
         gradient_checkpointing: bool = False,
         rounding: float = 0.0,
@@ -138,7 +136,8 @@ class Forward:
         self.plain_head = plain_head  # whether logits are the output embedding of the hidden state, nothing more
         self.autocast = autocast  # bfloat16 products; the weights stay float32
         self.reason = reason  # why it is not the shared way
-        self.kernel: Kernel = kernel  # of attention in the shared way, except in sampling
+        self.kernel = "sdpa"  # of attention in the shared way, except in sampling
+        self.layout_of: Callable[[Packed], Layout] | None = None  # of this kernel; None: the packed batch itself
         self.compile = compile  # of the layers, in training; not in sampling and measuring
         # Keep only the input of each layer, and compute the layer again in the backward pass.
         self.gradient_checkpointing = gradient_checkpointing
@@ -227,7 +226,7 @@ class Forward:
         routes = None
         if batch.routes is not None:
             routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN_EXPERT)
-        layout: Layout = packed if self.kernel == "sdpa" else layout_for(packed, self.kernel)
+        layout: Layout = packed if self.layout_of is None else self.layout_of(packed)
         if sequence is not None:
             token_ids, positions, layout = sequence.part(token_ids), sequence.part(positions), sequence.layout(layout)
             routes = None if routes is None else sequence.part(routes)

@@ -4,6 +4,7 @@
 kernel for that. The layouts of this module compute the same over the flat row as it is, without padding.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from outdo.models.attention.packed import Packed, Rule
+from outdo.models.attention.packed import Layout, Packed, Rule
 
 Kernel = Literal["sdpa", "flash_attention_2", "flex_attention"]
 
@@ -22,11 +23,6 @@ Kernel = Literal["sdpa", "flash_attention_2", "flex_attention"]
 def kernel_for(device: torch.device, *, autocast: bool) -> Kernel:
     """Return the kernel for a device: FlashAttention where it is installed and products are in bfloat16, else SDPA."""
     return "flash_attention_2" if device.type == "cuda" and autocast and is_flash_attn_2_available() else "sdpa"
-
-
-def layout_for(packed: Packed, kernel: Kernel) -> "VariableLengths | FlexRow":
-    """Return the layout that computes attention over the row of a batch by a kernel other than SDPA."""
-    return VariableLengths(packed) if kernel == "flash_attention_2" else FlexRow(packed)
 
 
 class Sequences(NamedTuple):
@@ -121,3 +117,7 @@ class FlexRow:
             compile = device.type == "cuda"  # otherwise a mask of n x n tokens exists for a while
             self.masks[window] = create_block_mask(allowed, 1, None, n, n, device=str(device), _compile=compile)
         return self.masks[window]
+
+
+LAYOUTS: Mapping[Kernel, Callable[[Packed], Layout]] = {"flash_attention_2": VariableLengths, "flex_attention": FlexRow}
+"""The layouts that compute attention over the row of a batch by a kernel other than SDPA."""

@@ -1,13 +1,17 @@
 """The prompts of a run, from its questions: tokenised, and in batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from outdo.config.recipe import Recipe
 from outdo.data.batches import in_batches
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question
+from outdo.data.sequences import Joined
 from outdo.data.splits import Questions
-from outdo.data.streaming import Joined
+from outdo.data.streamed_prompts import stream_prompts
+from outdo.data.streaming import StreamedQuestions
 from outdo.models.policy import Policy
 from outdo.run.build.environment import tools_of
 from outdo.run.display import Display
@@ -24,16 +28,18 @@ def build_prompts(
     def tokenised(kind: str, rows: Sequence[Question]) -> Sequence[Prompt]:
         if isinstance(rows, Joined):
             return Joined([tokenised(kind, part) for part in rows.parts])
-        prompts = tokenise(
-            rows,
-            policy.tokenizer,
-            track=lambda each: display.track(each, total=len(each), what=f"tokenising {kind} questions", stays=False),
-            max_tokens=longest,
-            template=data.prompt_template,
-            system=data.system,
-            overlong=data.overlong,
-            tools=tools,
-        )
+        how: dict[str, Any] = {
+            "track": partial(_track, display, kind),
+            "max_tokens": longest,
+            "template": data.prompt_template,
+            "system": data.system,
+            "overlong": data.overlong,
+            "tools": tools,
+        }
+        if isinstance(rows, StreamedQuestions):
+            prompts = stream_prompts(rows, policy.tokenizer, **how)
+        else:
+            prompts = tokenise(rows, policy.tokenizer, **how)
         if left_out := len(rows) - len(prompts):
             notes.append(f"{left_out} of {len(rows)} {kind} questions are longer than {longest} tokens and left out")
         return prompts
@@ -42,3 +48,7 @@ def build_prompts(
     held_out = tokenised("held-out", questions.evaluated(recipe.eval.rows))
     how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
     return in_batches(train, questions, **how), held_out, notes
+
+
+def _track(display: Display, kind: str, questions: Sequence[Question]) -> Iterable[Question]:
+    return display.track(questions, total=len(questions), what=f"tokenising {kind} questions", stays=False)

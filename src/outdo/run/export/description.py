@@ -8,12 +8,13 @@ from outdo.config.recipe import Recipe
 from outdo.models.base_model import sha256_of
 from outdo.models.device import describe_hardware
 from outdo.models.gguf_header import is_gguf
-from outdo.models.inspect_folder import cached_snapshot, is_local
+from outdo.models.inspect_folder import cached_snapshot
 from outdo.run.build.build import Run
 from outdo.run.check.reward_trials import sandboxes
 from outdo.run.folder.provenance import describe_environment
 from outdo.run.folder.run_folder import RunFolder
 from outdo.utils.atomic import write_json_atomically, write_text_atomically
+from outdo.utils.hub_names import is_local
 
 
 def describe_run(folder: RunFolder, run: Run, step: int, changes: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ from outdo.config.names import OBJECTIVES
 from outdo.config.paths import file_name, with_file_names
 from outdo.config.recipe import Recipe
 from outdo.data.data_set_names import hub_data_set
-from outdo.models.inspect_folder import is_local
 from outdo.run.export.find_model import ModelRef
+from outdo.utils.hub_names import is_local
 from outdo.utils.imports import resolve
 from outdo.utils.outcome import EVALUATIONS
 
