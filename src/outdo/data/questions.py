@@ -98,11 +98,7 @@ def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None 
     """
     _refuse_images(rows)
     known = _all_columns(rows)
-    mistakes = [
-        f'{rows.source}: no column "{name}" (named by data.{role}){did_you_mean(name, known)} {_list_columns(rows)}'
-        for role, name in (("prompt", prompt), ("answer", answer))
-        if name is not None and rows.values and not _is_column(rows, name)
-    ]
+    mistakes = list(_unknown_columns(rows, known, {"prompt": prompt, "answer": answer}))
     prompt = prompt or _first(PROMPT_COLUMNS, known)
     if prompt is None and rows.values:
         mistakes.append(
@@ -110,9 +106,17 @@ def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None 
         )
     if mistakes:
         raise UserError(mistakes)
-    answers = [name for name in known if name != prompt and name not in _ratings(rows)]
-    answer = answer or _first(ANSWER_COLUMNS, answers)
+    other = {prompt, *_ratings(rows)}
+    answer = answer or _first(ANSWER_COLUMNS, [name for name in known if name not in other])
     return Columns(prompt=prompt or "", answer=answer, ends_with_answer=_ends_with_answer(rows, prompt))
+
+
+def _unknown_columns(rows: Rows, known: Sequence[str], named: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield a sentence for each column, `named` by the setting data.ROLE, that no row has."""
+    for role, name in named.items():
+        if name is not None and rows.values and not _is_column(rows, name):
+            similar = did_you_mean(name, known)
+            yield f'{rows.source}: no column "{name}" (named by data.{role}){similar} {_list_columns(rows)}'
 
 
 def _refuse_images(rows: Rows) -> None:

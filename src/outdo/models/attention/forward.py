@@ -22,7 +22,6 @@ from transformers.modeling_utils import AttentionInterface
 from outdo.models import onednn
 from outdo.models.attention.conversations import conversations
 from outdo.models.attention.packed import Layout, Packed, Rule, pack
-from outdo.models.device import Precision
 from outdo.models.lean_modules import Kind, lean_modules, readers
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
 from outdo.models.rounding import tolerance
@@ -340,7 +339,7 @@ class Forward:
         return wrapped_forwards(layers_of(self.model), wrap)
 
     @property
-    def precision_name(self) -> Precision:
+    def precision_name(self) -> Literal["bfloat16", "float32"]:
         """The precision of matrix products, to run another model at the same precision."""
         return "bfloat16" if self.autocast else "float32"
 
