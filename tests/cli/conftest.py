@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_cases import SMALL, Command, Done, outdo_process
+from command_cases import SMALL, Command, Done, chain_model, outdo_process
 from stand_in_hub import Hub, stand_in_hub
 
 from outdo.cli.main import main
@@ -56,6 +56,12 @@ def _model(texts: Sequence[str], folder: Path, *, chat: bool) -> Path:
     network.save_pretrained(folder)
     byte_bpe_tokenizer(texts, VOCABULARY, chat=chat).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def seven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that answers 7, or at temperature 1 now and then something else."""
+    return chain_model(tmp_path_factory.mktemp("models") / "seven", "7", after="=")
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,9 @@ from command_cases import chain_model
 SAYS = "ok\x1b[2J\x07"  # would clear the screen and ring
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "chat template"])
-def talking(request, tmp_path):
-    return chain_model(tmp_path / "model", SAYS, after="?", chat=request.param)
-
-
 @pytest.fixture
-def terminal(talking):
+def terminal(tmp_path):
+    talking = chain_model(tmp_path / "model", SAYS, after="?", chat=True)
     command = ["-m", "outdo.cli.main", "chat", str(talking), "--temperature", "0", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"}
     with pexpect.spawn(sys.executable, command, env=environment, encoding="utf-8", timeout=600) as child:

@@ -7,7 +7,6 @@ import pytest
 from command_cases import SMALL
 from transformers import AutoTokenizer
 
-from outdo.config.file import dump, load
 from outdo.extras.record import parquet
 
 TEMPLATE = (
@@ -80,18 +79,6 @@ def test_check_shows_the_prompt_and_warns_of_an_unknown_option(outdo, thinking_m
     assert "so that it has no options; for text write a string" in " ".join((none.out + none.error).split())
     wrong = outdo("check", f"model={thinking_model}", data, "data.template={messages=1}", *SMALL)
     assert 'expected options of the chat template such as enable_thinking, not "messages"' in wrong.error
-
-
-def test_the_saved_recipe_reads_back(run, tmp_path):
-    path = tmp_path / "recipe.toml"
-    path.write_text((run / "recipe.toml").read_text())
-    recipe = load(path, [OFF, 'data.template.mode="short"'])
-    assert recipe.data.chat_options == {"enable_thinking": False, "mode": "short"}
-    path.write_text(dump(recipe))
-    assert load(path) == recipe
-    assert (
-        json.dumps(recipe.model_dump(mode="json")["data"]["template"]) == '{"enable_thinking": false, "mode": "short"}'
-    )
 
 
 @pytest.mark.parametrize("command", ["sft", "reward-model"])

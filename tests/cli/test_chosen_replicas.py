@@ -33,8 +33,13 @@ def chosen(*settings: str) -> int | None:
 
 
 @needs_cores
-def test_a_small_model_gets_two_replicas(here: Path):
+def test_a_small_model_gets_two_replicas_and_a_number_that_is_set_stays(here: Path):
     assert chosen() == COUNT == 2
+    assert [chosen(f"cluster.replicas={number}") for number in (1, 3)] == [1, 3]
+    recipe = load(Path("recipe.toml"), LONG)
+    for before in (1, 3):  # of a run that goes on
+        saved = load(Path("recipe.toml"), [f"cluster.replicas={before}"])
+        assert with_replicas(recipe, saved).cluster.replicas == before
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,6 @@ def test_a_small_model_gets_two_replicas(here: Path):
         "train.advantage=gae",
         'environment={name="tools",functions="score.py:score"}',
         'engine={name="builtin", processes=1}',
-        "model=nowhere",
         "model=owner/name",
         "reference.model=model",
         'rewards={name="reward_model",path="model"}',
@@ -55,32 +59,19 @@ def test_otherwise_a_run_is_one_process(here: Path, setting: str):
     assert chosen(setting) == 1
 
 
-def test_a_larger_model_is_one_process(here: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outdo.config.replicas.SMALL_MODEL", 1000)
-    assert chosen() == 1
-
-
-def test_a_number_that_is_set_stays(here: Path):
-    assert chosen("cluster.replicas=3") == 3
-    assert chosen("cluster.replicas=1") == 1
-
-
-@pytest.mark.parametrize(("what", "here_is"), [("cores", 1), ("main_memory", 2**30)])
-def test_a_small_machine_has_room_for_one_process(here: Path, monkeypatch: pytest.MonkeyPatch, what: str, here_is: int):
-    monkeypatch.setattr(f"outdo.config.replicas.{what}", lambda: here_is)
+@pytest.mark.parametrize(
+    ("what", "here_is"), [("cores", lambda: 1), ("main_memory", lambda: 2**30), ("SMALL_MODEL", 1000)]
+)
+def test_a_small_machine_or_a_larger_model_has_room_for_one_process(
+    here: Path, monkeypatch, what: str, here_is: object
+):
+    monkeypatch.setattr(f"outdo.config.replicas.{what}", here_is)
     assert chosen() == 1
 
 
 def test_a_gpu_is_left_to_one_process(here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("outdo.config.replicas.DRIVERS", (tmp_path,))
     assert chosen("device=auto") == 1
-
-
-def test_a_run_that_goes_on_keeps_its_number(here: Path):
-    recipe = load(Path("recipe.toml"), LONG)
-    for before in (1, 3):
-        saved = load(Path("recipe.toml"), [f"cluster.replicas={before}"])
-        assert with_replicas(recipe, saved).cluster.replicas == before
 
 
 @needs_cores

@@ -80,41 +80,14 @@ def test_a_recipe_that_exists_is_not_overwritten(outdo, tmp_path):
     assert out.read_text(encoding="utf-8") == "model = 'mine'\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["trl", "missing.py"], "missing.py: No such file or directory"),
-        (["trl", "missing.yaml"], "missing.yaml: no such file"),
-        (["trl", "config.json"], "config.json: expected a file that ends in .py, .yaml, .yml"),
-        (["verl", "run.sh"], "run.sh: no such file"),
-        (["trl", "learning_rate"], "learning_rate: expected a file"),
-        (["trl", "beta=0", "gamma"], "gamma: expected key=value"),
-    ],
-)
-def test_what_cannot_be_read_is_told_in_a_sentence(arguments, sentence, outdo, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = outdo("convert", *arguments)
-    assert done.status == 2
-    assert sentence in done.error
-    assert "Traceback" not in done.error
-
-
-def test_a_script_is_never_run(outdo, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    script = "open('run', 'w')\nGRPOTrainer('m', 'rm', GRPOConfig('o'), load_dataset('a/b'))\nraise SystemExit(3)\n"
-    Path("grpo.py").write_text(script, encoding="utf-8")
-    assert outdo("convert", "trl", "grpo.py").status == 0
-    assert not Path("run").exists()
-    assert load("recipe.toml").rewards[0].name == "reward_model"
-
-
-def test_the_tools_of_a_script_become_an_environment(outdo, tmp_path, monkeypatch):
+def test_a_script_is_never_run_and_its_tools_become_an_environment(outdo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("grpo.py").write_text(
         'def multiply(a: int, b: int) -> int:\n    """Multiply.\n\n    Args:\n        a: one\n        b: other\n'
         '    """\n    return a * b\n\n'
         "def score(completions, **_):\n    return [0.0 for _ in completions]\n\n"
-        'GRPOTrainer("m", [score], GRPOConfig("o"), load_dataset("a/b"), tools=[multiply])\n',
+        'GRPOTrainer("m", [score], GRPOConfig("o"), load_dataset("a/b"), tools=[multiply])\n'
+        "raise SystemExit(3)\n",
         encoding="utf-8",
     )
     assert outdo("convert", "trl", "grpo.py").status == 0

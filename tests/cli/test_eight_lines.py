@@ -5,13 +5,10 @@ import re
 import runpy
 from pathlib import Path
 
-import pytest
 import torch
 from command_cases import chain_model
-from transformers import AutoModelForCausalLM
 
 import outdo
-from outdo.algorithms.objectives.divergences import k3
 from outdo.extras.quickstart.command import write_data
 from outdo.testing import tiny_model
 
@@ -49,34 +46,23 @@ def test_eight_lines_train_a_model(tmp_path, monkeypatch, capsys):
     assert all(re.fullmatch(r"step \d+: \d+% right", line) for line in lines)
 
 
-@pytest.fixture
-def alone(tmp_path, monkeypatch, capsys):
-    """Run the page's programs one after the other in a folder with a model; return the names that they define."""
-    tiny_model(tmp_path / "model")
+def test_the_pieces_of_the_page_work_in_a_loop_of_plain_transformers_and_give_what_it_shows(tmp_path, monkeypatch):
+    untrained, _ = tiny_model(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names = {}
     for block in blocks(PIECES):
         exec(compile(block, str(PIECES), "exec"), names)
-    return names
-
-
-def test_every_piece_works_in_a_loop_of_plain_transformers(alone, tmp_path):
-    untrained = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
-    moved = [name for name, weight in alone["model"].state_dict().items() if not torch.equal(weight, untrained[name])]
-    assert moved
-    batch, logits = alone["batch"], alone["logits"].detach()
+    trained = names["model"].state_dict()
+    assert [name for name, weight in untrained.state_dict().items() if not torch.equal(weight, trained[name])]
+    batch, logits = names["batch"], names["logits"].detach()
     expected = logits[:, :-1].log_softmax(-1).gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
-    torch.testing.assert_close(alone["logprobs"][:, 1:].detach(), expected)
+    torch.testing.assert_close(names["logprobs"][:, 1:].detach(), expected)
     mask = batch.loss_mask
     per_answer = (batch.advantages * mask).sum(1) / mask.sum(1)  # the ratio is 1 in a first pass
-    torch.testing.assert_close(alone["terms"].policy.detach(), per_answer.mean())
-
-
-def test_the_page_shows_what_the_functions_really_give(alone):
-    rewards, group = alone["rewards"], alone["group"]
+    torch.testing.assert_close(names["terms"].policy.detach(), per_answer.mean())
+    rewards, group = names["rewards"], names["group"]
     torch.testing.assert_close(outdo.group_centred(rewards, group), torch.tensor([0.5, -0.5, 0.0, 0.0]))
     root = 0.5**0.5
     expected = torch.tensor([0.5 / (root + 1e-6), -0.5 / (root + 1e-6), 0.0, 0.0])
     torch.testing.assert_close(outdo.group_standardised(rewards, group), expected)
-    assert k3 is alone["k3"]

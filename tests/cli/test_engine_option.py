@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from command_cases import chain_model
 
 ENGINES = """
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -20,12 +19,6 @@ class Own(BuiltinEngine):
     def close(self):
         print("closed")
 """
-
-
-@pytest.fixture(scope="module")
-def seven(tmp_path_factory):
-    """A model that answers 7."""
-    return chain_model(tmp_path_factory.mktemp("models") / "seven", "7", after="=")
 
 
 @pytest.fixture
@@ -56,15 +49,14 @@ def test_an_engine_whose_scores_are_not_those_of_the_model_is_refused(outdo, sev
 
 
 @pytest.mark.parametrize(
-    ("engine", "sentence"),
+    ("command", "engine", "sentence"),
     [
-        ("vlm", 'engine: nothing is called "vlm"; did you mean vllm?'),
-        ("vllm", 'engine: vllm needs either python = "path/to/its/python" or url'),
-        ("{name = ", "--engine: expected a name, or a table such as"),
-        ('{name = "vllm", python = "/nowhere/python"}', "engine.python: /nowhere/python: no such file"),
+        ("eval", "vlm", 'engine: nothing is called "vlm"; did you mean vllm?'),
+        ("generate", "vllm", 'engine: vllm needs either python = "path/to/its/python" or url'),
+        ("chat", "{name = ", "--engine: expected a name, or a table such as"),
+        ("quickstart", '{name = "vllm", python = "/nowhere/python"}', "engine.python: /nowhere/python: no such file"),
     ],
 )
-@pytest.mark.parametrize("command", ["eval", "generate", "chat", "quickstart"])
 def test_a_mistake_in_the_engine_is_one_sentence(outdo, seven, files, command, engine, sentence):
     data = ["--data", files / "three.jsonl"]
     arguments = {

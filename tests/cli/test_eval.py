@@ -17,12 +17,6 @@ from outdo.types import FinishReason, Group, Prompt, Rollout
 
 
 @pytest.fixture(scope="module")
-def seven(tmp_path_factory):
-    """A model that answers 7."""
-    return chain_model(tmp_path_factory.mktemp("models") / "seven", "7", after="=")
-
-
-@pytest.fixture(scope="module")
 def endless(tmp_path_factory):
     """A model that answers 121212..."""
     return chain_model(tmp_path_factory.mktemp("models") / "endless", "12", after="=", ends=False)
@@ -62,12 +56,6 @@ def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_right_answer(case)
     assert pass_at_k(n, right, k) == pytest.approx(float(Fraction(sum(map(any, draws)), len(draws))), abs=1e-12)
 
 
-@pytest.mark.parametrize("k", [0, 4])
-def test_pass_at_k_needs_k_answers(k):
-    with pytest.raises(ValueError, match=f"pass@{k}"):
-        pass_at_k(3, 1, k)
-
-
 @pytest.mark.parametrize(
     ("right", "of", "low", "high"),
     [(8, 10, 0.4901625, 0.9433178), (0, 10, 0.0, 0.2775328), (10, 10, 0.7224672, 1.0), (1, 2, 0.0945312, 0.9054688)],
@@ -85,13 +73,17 @@ def test_several_answers_to_few_questions_are_not_as_sure_as_many_questions():
     assert agreeing[1] - agreeing[0] < clustered[1] - clustered[0]
 
 
-def test_the_summary_of_a_small_evaluation_by_hand():
+def test_the_summary_of_a_small_evaluation_by_hand_has_every_power_of_two_and_all_answers():
     groups = [group("7", "9", "7"), group("9", "9", "7"), group("9", "9", "9")]
     told = Evaluation(groups=groups, k=3, majority=[each.rollouts[0] for each in groups]).summary()
     assert told["pass@1"] == pytest.approx(3 / 9)
     assert told["pass@3"] == pytest.approx(2 / 3)
     assert told["maj@3"] == pytest.approx(1 / 3)
     assert (told["n"], told["k"], told["mean_length"], told["truncated"], told["unscored"]) == (3, 3, 1.0, 0.0, 0)
+    six = Evaluation(groups=[group("7", "9", "7", "9", "9", "9")], k=6).summary()
+    assert {name: value for name, value in six.items() if name.startswith("pass@")} == pytest.approx(
+        {"pass@1": 2 / 6, "pass@2": 1 - 6 / 15, "pass@4": 1 - 1 / 15, "pass@6": 1.0}
+    )
 
 
 def test_a_paired_comparison_by_hand():
@@ -105,34 +97,13 @@ def test_a_paired_comparison_by_hand():
     assert compare_paired(first, first).p == 1.0
 
 
-def test_of_several_answers_the_summary_has_every_power_of_two_and_all_of_them():
-    told = Evaluation(groups=[group("7", "9", "7", "9", "9", "9")], k=6).summary()
-    assert [name for name in told if name.startswith("pass@")] == ["pass@1", "pass@2", "pass@4", "pass@6"]
-    assert told["pass@2"] == pytest.approx(1 - 6 / 15)
-    assert told["pass@4"] == pytest.approx(1 - 1 / 15)
-
-
 def test_eval_counts_what_is_right(outdo, seven, ten):
     done = outdo("eval", seven, "--data", ten, "--json")
     told = json.loads(done.out)
     assert told.pop("ci95") == pytest.approx([0.4901625, 0.9433178], abs=1e-6)
     assert told.pop("reward_ci95") == pytest.approx([0.8 - 1.959964 * 0.4 / 3, 0.8 + 1.959964 * 0.4 / 3])
-    numbers = {
-        "pass@1": 0.8,
-        "maj@1": 0.8,
-        "reward": 0.8,
-        "mean_length": 2.0,
-        "truncated": 0.0,
-        "unscored": 0,
-        "n": 10,
-        "k": 1,
-    }
-    assert told == pytest.approx(numbers)
-
-
-def test_an_answer_that_does_not_end_is_counted_as_truncated(outdo, endless, ten):
-    told = json.loads(outdo("eval", endless, "--data", ten, "--max-tokens", 6, "--json").out)
-    assert (told["truncated"], told["mean_length"], told["pass@1"]) == (1.0, 6.0, 0.0)
+    right = dict.fromkeys(("pass@1", "maj@1", "reward"), 0.8)
+    assert told == pytest.approx({**right, "mean_length": 2.0, "truncated": 0.0, "unscored": 0, "n": 10, "k": 1})
 
 
 def test_two_models_are_compared(outdo, seven, endless, ten):
@@ -140,6 +111,7 @@ def test_two_models_are_compared(outdo, seven, endless, ten):
     told = json.loads(outdo(*asked, "--json").out)
     assert list(told) == [str(seven), str(endless), "comparison"]
     assert [told[str(each)]["pass@2"] for each in (seven, endless)] == pytest.approx([0.8, 0.0])
+    assert [told[str(each)]["truncated"] for each in (seven, endless)] == [0.0, 1.0]
     table = outdo(*asked).out
     row = next(line for line in table.splitlines() if "pass@1" in line)
     assert ("80.0%" in row, "0.0%" in row) == (True, True)
@@ -153,8 +125,10 @@ def test_several_data_sets_are_in_one_table_and_each_has_its_comparison(outdo, s
     half.write_text("".join(ten.read_text().splitlines(keepends=True)[:5]))
     asked = ["eval", seven, "--data", ten, "--data", half, "--max-tokens", 6]
     told = json.loads(outdo(*asked, "--json").out)
-    alone = [json.loads(outdo("eval", seven, "--data", each, "--max-tokens", 6, "--json").out) for each in (ten, half)]
-    assert told == dict(zip(map(str, (ten, half)), alone, strict=True))
+    assert {name: (each["n"], each["pass@1"]) for name, each in told.items()} == {
+        str(ten): (10, 0.8),
+        str(half): (5, 1.0),
+    }
     table = outdo(*asked, "--against", endless).out
     assert table.count("difference (right)") == 2
     assert f"{half}: difference (right)" in table
@@ -239,15 +213,6 @@ def test_eval_votes_by_the_answers_that_the_reward_reads(outdo, tmp_path):
     data.write_text(json.dumps({"question": "1=", "answer": r"\frac{\sqrt{1}}{2}"}) + "\n")
     told = json.loads(outdo("eval", model, "--data", data, "--rewards", "math", "--k", 4, "--json").out)
     assert (told["maj@4"], told["pass@1"]) == (1.0, 1.0)
-
-
-def test_eval_refuses_references_that_its_reward_cannot_match(outdo, seven, tmp_path):
-    data = tmp_path / "half.jsonl"
-    data.write_text(json.dumps({"question": "1=", "answer": r"\frac{1}{2}"}) + "\n")
-    refused = outdo("eval", seven, "--data", data)
-    assert refused.status == 2
-    assert f"{data}, row 1: the reward last_number: the reference answer is not one number" in refused.error
-    assert 'the reward "math"' in refused.error
 
 
 def test_eval_names_the_code_of_the_recipe_that_it_runs(outdo, run, tmp_path):

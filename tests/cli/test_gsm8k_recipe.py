@@ -34,6 +34,7 @@ def offline(model: Path) -> list[str]:
 
 
 def test_the_page_shows_the_whole_recipe():
+    assert len(TABLE) == 6
     shown = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     recipe = RECIPE.read_text(encoding="utf-8")
     assert shown == [recipe[recipe.index("model = ") :]]
@@ -83,10 +84,6 @@ def test_the_page_has_the_numbers_of_the_plan(row, capsys):
             found, expected = planned(model, trained, gpus, capsys)
             assert said.strip() == f"{expected} min", gpus
             assert gpus.startswith("8x") or f"{found:.1f}" == memory
-
-
-def test_the_table_of_the_page_was_found():
-    assert len(TABLE) == 6
 
 
 def test_every_published_number_has_a_source():

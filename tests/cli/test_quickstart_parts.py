@@ -26,11 +26,7 @@ def test_the_written_addition_goes_by_columns_and_carries():
     assert working(Addition(347, 285)) == "7+5=12,4+8+1=13,3+2+1=6#632"
     assert working(Addition(100, 200)) == "0+0=0,0+0=0,1+2=3#300"
     assert working(Addition(999, 999)) == "9+9=18,9+9+1=19,9+9+1=19#1998"
-
-
-def test_a_carry_that_is_forgotten_is_missing_from_the_answer_too():
     assert working(Addition(347, 285), forgotten={1}) == "7+5=12,4+8=12,3+2+1=6#622"
-    assert working(Addition(347, 285), forgotten={1, 2}) == "7+5=12,4+8=12,3+2=5#522"
 
 
 def test_every_working_is_right_and_is_wrong_where_a_carry_was_forgotten():
@@ -41,40 +37,21 @@ def test_every_working_is_right_and_is_wrong_where_a_carry_was_forgotten():
         assert exact(row["completion"], problem.answer) == (carries(working(problem)) == 0)
 
 
-def test_problems_follow_from_the_seed_and_never_repeat():
-    chosen = problems(2000, seed=5)
-    assert chosen == problems(2000, seed=5)
-    assert chosen != problems(2000, seed=6)
-    assert len(set(chosen)) == 2000
-    assert all(100 <= number <= 999 for problem in chosen for number in (*problem, sum(problem)))
-
-
 def test_what_is_held_out_is_never_trained_on_not_even_mirrored():
     kept = held_out()
-    trained = problems(50_000, seed=0, exclude=kept)
+    trained = problems(5_000, seed=0, exclude=kept)
     assert len(kept) == 512
     assert not {frozenset(problem) for problem in trained} & {frozenset(problem) for problem in kept}
 
 
-def test_a_carry_is_forgotten_as_often_as_asked():
-    chosen = problems(4000, seed=1)
-    there = sum(carries(row["completion"]) for row in demonstrations(chosen, seed=2))
-    kept = sum(carries(row["completion"]) for row in demonstrations(chosen, seed=2, careless=0.7))
-    assert 0.25 < kept / there < 0.32  # a carry forgotten in the tens spares some in the hundreds
-
-
 def test_the_model_is_an_ordinary_folder_that_follows_from_the_seed(folder, tmp_path):
     assert 500_000 < (inspect_folder(folder).parameters or 0) < 1_500_000
+    before = torch.get_rng_state()
     again, other = build(tmp_path / "again", seed=0), build(tmp_path / "other", seed=1)
+    assert torch.equal(torch.get_rng_state(), before)  # the random numbers of others
     weights = (folder / "model.safetensors").read_bytes()
     assert (again / "model.safetensors").read_bytes() == weights
     assert (other / "model.safetensors").read_bytes() != weights
-
-
-def test_building_a_model_leaves_the_random_numbers_of_others_alone(tmp_path):
-    before = torch.get_rng_state()
-    build(tmp_path, seed=3)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_every_task_text_goes_through_the_tokenizer_unchanged_one_token_a_character(folder):
@@ -84,11 +61,7 @@ def test_every_task_text_goes_through_the_tokenizer_unchanged_one_token_a_charac
         assert tokenizer.decode(ids) == row["prompt"]
         assert len(ids) == len(row["prompt"])
     assert tokenizer.unk_token_id not in tokenizer.encode(working(Addition(347, 285)))
-
-
-def test_people_may_type_blanks(folder):
-    tokenizer = load_tokenizer(folder)
-    assert tokenizer.encode("347 + 285 :") == tokenizer.encode("347+285:")
+    assert tokenizer.encode("347 + 285 :") == tokenizer.encode("347+285:")  # people may type blanks
     assert tokenizer.unk_token_id in tokenizer.encode("three")
 
 

@@ -22,9 +22,7 @@ BRIDGE = "A bridge never asks the river where it goes."
     ("completion", "held"),
     [
         (BRIDGE, 4),
-        (f" {BRIDGE[:-1]}!\n", 4),
-        (BRIDGE.replace("A bridge", "Two bridges"), 4),
-        (BRIDGE.replace("never", "Never"), 4),
+        (f" {BRIDGE[:-1]}!\n".replace("A bridge", "Two bridges").replace("never", "Never"), 4),
         (BRIDGE[:-1], 3),  # no end
         (f"{BRIDGE} It waits.", 3),  # a second sentence
         (BRIDGE.replace("the", "the\n"), 3),
@@ -72,7 +70,9 @@ def test_a_reward_that_the_user_has_changed_is_kept(tmp_path: Path) -> None:
 
 
 def test_topics_and_words_of_held_out_questions_are_never_trained_on() -> None:
-    data = sentences.TASK.data(0)
+    data, careless_data = sentences.TASK.data(0), sentences.CARELESS_TASK.data(0)
+    for row, other in zip(data.questions, careless_data.questions, strict=True):
+        assert (row["topic"], row["word"]) == (other["topic"], other["word"])
     assert len(data.held_out) == 32
     assert len({row["prompt"] for row in data.held_out}) == 32
     for column in ("topic", "word"):
@@ -80,12 +80,6 @@ def test_topics_and_words_of_held_out_questions_are_never_trained_on() -> None:
     for row in [*data.questions, *data.held_out]:
         article = "an" if row["topic"][0] in "aeiou" else "a"
         assert f' about {article} {row["topic"]}. Use the word "{row["word"]}"' in row["prompt"]
-
-
-def test_both_rewards_have_the_same_questions_but_for_the_constraints() -> None:
-    sound, hacked = sentences.TASK.data(3), sentences.CARELESS_TASK.data(3)
-    pairs = [[(row["topic"], row["word"]) for row in data.questions] for data in (sound, hacked)]
-    assert pairs[0] == pairs[1]
 
 
 def test_a_task_without_a_careless_reward_says_so(outdo: Command, tmp_path: Path) -> None:
@@ -98,15 +92,8 @@ def test_a_task_without_a_careless_reward_says_so(outdo: Command, tmp_path: Path
 def test_the_real_model_is_trained_by_one_command_that_ends_with_answers_and_what_the_doctor_finds(
     smollm2: Path, outdo: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = (
-        "steps=2",
-        "train.prompts=1",
-        "train.group_size=4",
-        "sampling.max_tokens=12",
-        "eval.rows=3",
-        "threads=1",
-        "optim.algorithm=adafactor",
-    )
+    smallest = ("steps=1", "train.prompts=1", "sampling.max_tokens=8", "eval.rows=2", "eval.samples=1")
+    short = (*smallest, "train.group_size=4", "threads=1", "optim.algorithm=adafactor")
     if smollm2.is_relative_to(real_model.CACHE):
         monkeypatch.setenv("XDG_CACHE_HOME", str(real_model.CACHE))
     else:  # OUTDO_SMOLLM2
@@ -117,18 +104,15 @@ def test_the_real_model_is_trained_by_one_command_that_ends_with_answers_and_wha
     assert done.status == 0, done.error
     run = Path("quickstart/sentences/seed-0/run-1")
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps"] == 2
+    assert summary["steps"] == 1
     assert f"{summary['accuracy_before']:.1%}" in done.out
-    answered = [json.loads(line) for line in (run / "held_out/step_000002.jsonl").read_text().splitlines()]
-    shown = done.out.replace("│", " ")
-    assert [each["kind"] for each in answered].count("greedy") == 3
-    for each in answered:
-        if each["kind"] == "greedy":
-            assert each["completion"].split()[0] in shown
+    answered = [json.loads(line) for line in (run / "held_out/step_000001.jsonl").read_text().splitlines()]
+    greedy = [each["completion"].split()[0] for each in answered if each["kind"] == "greedy"]
+    assert len(greedy) == 2
+    assert all(word in done.out.replace("│", " ") for word in greedy)
     examined = outdo("doctor", run)
     assert examined.status == 0
     assert examined.out in done.out
     for said in (f"inspect {run}", "quickstart --careless", f"train {run}.toml run=./mine"):
         assert f"outdo {said}" in done.out
-    recipe = (run.parent / "run-1.toml").read_text()
-    assert f'rewards = "{run.parent}/reward.py:score"' in recipe
+    assert f'rewards = "{run.parent}/reward.py:score"' in (run.parent / "run-1.toml").read_text()

@@ -11,12 +11,9 @@ from outdo.extras.episodes.template import Template
 from outdo.extras.episodes.tools import ToolBox
 from outdo.extras.quickstart import calculator, guessing, programs
 from outdo.extras.quickstart.command import TASKS, command
-from outdo.extras.quickstart.model import CHAT_TEMPLATE, END, small_tokenizer
+from outdo.extras.quickstart.model import CHAT_TEMPLATE, small_tokenizer
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.types import Prompt
-
-RANDOM = 3
-
 
 SMALL = [name for name, task in TASKS.items() if task.small]
 
@@ -53,18 +50,14 @@ def test_all_that_is_said_in_a_task_is_read_without_an_unknown_token_and_fits_th
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_data_follow_from_the_seed_and_held_out_questions_do_not(name: str) -> None:
+def test_data_follow_from_the_seed_and_held_out_questions_do_not_and_are_never_trained_on(name: str) -> None:
     first, again, other = (TASKS[name].data(seed) for seed in (0, 0, 1))
     assert first == again
     assert first.questions != other.questions
     assert first.demonstrations != other.demonstrations or name not in SMALL
     assert first.held_out == other.held_out
-
-
-@pytest.mark.parametrize("name", ["sentences", "sums", "calculator", "programs"])
-def test_held_out_questions_are_never_trained_on(name: str) -> None:
-    data = TASKS[name].data(0)
-    assert not {row["prompt"] for row in data.questions} & {row["prompt"] for row in data.held_out}
+    trained, held_out = ({row["prompt"] for row in rows} for rows in (first.questions, first.held_out))
+    assert not trained & held_out or name == "guessing"  # whose questions are all the same
 
 
 @pytest.mark.parametrize(("name", "tools"), [("calculator", [calculator.calc]), ("guessing", [])])
@@ -80,7 +73,7 @@ def test_the_chat_template_gives_the_tokens_of_an_episode_exactly(name: str, too
 def test_a_call_as_the_teacher_writes_it_is_read_back() -> None:
     tokenizer = tokenizer_of("calculator")
     template = Template(tokenizer, end_ids={tokenizer.eos_token_id}, tools=ToolBox([calculator.calc]).schemas)
-    row = calculator.demonstration(calculator.Product(34, 28), Random(RANDOM), guesses=0, mistyped=0)
+    row = calculator.demonstration(calculator.Product(34, 28), Random(3), guesses=0, mistyped=0)
     question, turn, result, answer = row["messages"]
     assert (result["content"], answer["content"]) == ("952", "#952")
     prompt = encode_prompt(tokenizer, [question], tools=row["tools"])
@@ -92,42 +85,14 @@ def test_a_call_as_the_teacher_writes_it_is_read_back() -> None:
     assert whole == [*prompt, *sampled, *template.following(sampled, [result])]
 
 
-def test_what_the_tokenizer_does_not_know_is_one_token() -> None:
-    tokenizer = tokenizer_of("calculator")
-    assert tokenizer.encode("12 error here! 34") == [
-        *tokenizer.encode("12"), tokenizer.unk_token_id, *tokenizer.encode("34")
-    ]  # fmt: skip
-    assert END in tokenizer.get_vocab()
-
-
 # ---------------------------------------------------------------------------------------------------------- calculator
 
 
-@pytest.mark.parametrize(("expression", "result"), [("34*28", "952"), ("5-12", "-7"), ("999999999+1", "1000000000")])
-def test_the_tool_computes(expression: str, result: str) -> None:
-    assert calculator.calc(expression) == result
-
-
-@pytest.mark.parametrize("expression", ["", "3", "3*", "3**9", "2*3*4", "9999999999*1", "__import__('os')", "٣*٣"])
-def test_the_tool_refuses_everything_else(expression: str) -> None:
+@pytest.mark.parametrize("expression", ["", "3*", "3**9", "2*3*4", "9999999999*1", "__import__('os')", "٣*٣"])
+def test_the_tool_computes_with_two_numbers_and_refuses_everything_else(expression: str) -> None:
+    assert [calculator.calc(each) for each in ("34*28", "5-12", "999999999+1")] == ["952", "-7", "1000000000"]
     with pytest.raises(ValueError, match="expected two numbers"):
         calculator.calc(expression)
-
-
-def test_the_teacher_rarely_calls_the_tool_and_sometimes_wrongly() -> None:
-    rows = calculator.data(0).demonstrations
-    calls = [row["messages"] for row in rows if len(row["messages"]) == 4]
-    assert 0.27 < len(calls) / len(rows) < 0.33
-    wrong = [
-        messages
-        for messages in calls
-        if messages[1]["tool_calls"][0]["function"]["arguments"]["expression"] != messages[0]["content"]
-    ]
-    assert 0.15 < len(wrong) / len(calls) < 0.25
-    for _, call, result, answer in calls:
-        (called,) = call["tool_calls"]
-        assert result["content"] == calculator.calc(**called["function"]["arguments"])
-        assert answer["content"] == f"#{result['content']}"
 
 
 # ------------------------------------------------------------------------------------------------------------ guessing
@@ -151,33 +116,6 @@ def test_a_guess_costs_more_if_an_earlier_hint_excludes_it() -> None:
     assert played.final_reward() is True
 
 
-def test_who_halves_what_is_left_finds_every_number_in_time() -> None:
-    for secret in range(1, guessing.HIGHEST + 1):
-        played, lowest, highest = game(secret), 1, guessing.HIGHEST
-        for _ in range(guessing.TURNS):
-            guess = (lowest + highest) // 2
-            reply = played.reply({"content": str(guess)})
-            if reply.done:
-                break
-            lowest, highest = (guess + 1, highest) if "higher" in str(reply.messages) else (lowest, guess - 1)
-        assert played.final_reward()
-
-
-def test_the_teacher_of_the_game_ignores_hints_as_often_as_asked() -> None:
-    def excluded(careless: float) -> float:
-        random, costs = Random(RANDOM), []
-        for _ in range(400):
-            secret = random.randint(1, guessing.HIGHEST)
-            played = game(secret)
-            for message in guessing.demonstration(secret, random, careless=careless)["messages"]:
-                if message["role"] == "assistant":
-                    costs.append(played.reply(message).reward)
-        return costs.count(-0.3) / len(costs)
-
-    assert excluded(0.0) == 0
-    assert 0.1 < excluded(0.7) < excluded(1.0)
-
-
 # ------------------------------------------------------------------------------------------------------------ programs
 
 
@@ -195,20 +133,3 @@ def test_a_program_does_the_operations_in_turn() -> None:
     assert programs.value(chain("+3*2-4*5"), 1) == 20
     for each in programs.chains(300, seed=1):
         assert all(printed(programs.program(each), x) == programs.value(each, x) for x in (*programs.INPUTS, 0, 3))
-
-
-def test_a_program_without_its_parentheses_fails_the_first_test() -> None:
-    for each in programs.chains(300, seed=1):
-        (first, *_) = programs.rows([each])[0]["answer"]["outputs"]
-        for place in programs.needed(each):
-            assert printed(programs.program(each, {place}), programs.INPUTS[0]) != int(first)
-
-
-def test_parentheses_are_forgotten_as_often_as_asked() -> None:
-    drawn = programs.chains(2000, seed=2)
-    wanted = sum(len(programs.needed(each)) for each in drawn)
-    kept = sum(
-        programs.demonstration(each, Random(place))["completion"].count("(") - programs.BEGIN.count("(")
-        for place, each in enumerate(drawn)
-    )
-    assert 0.25 < kept / wanted < 0.35

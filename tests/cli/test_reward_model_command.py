@@ -11,11 +11,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.extras.reward_models.command import hold_out
 from outdo.extras.reward_models.online_model import reward_model as load_reward_model
-from outdo.extras.reward_models.preferences import comparisons_from
 from outdo.rewards import RewardInput
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.context import RewardContext
-from outdo.utils.errors import UserError
 
 
 def answers(count, *, digits, seed=0):
@@ -87,20 +85,14 @@ def refused(reward_model):
     return run
 
 
-def mistakes(*arguments):
-    """What the reading of a file raises."""
-    with pytest.raises(UserError) as told:
-        comparisons_from(*arguments)
-    return told.value.problems
-
-
 def held_out_share(printed):
     return float(re.search(r"held-out: pairwise accuracy ([\d.]+)% of", printed)[1]) / 100
 
 
-def test_preferences_make_a_folder_that_transformers_ranks_with(trained, pairs, tmp_path):
+def test_preferences_make_a_folder_that_transformers_ranks_with_and_that_is_trained_on(trained, pairs, tmp_path):
     printed = trained(pairs)
-    assert held_out_share(printed) > 0.85
+    learnt = held_out_share(printed)
+    assert learnt > 0.85
     told = [line for line in printed.splitlines() if line.startswith("step ")]
     assert len(told) == 20
     assert re.fullmatch(r"step 3/60  pairwise accuracy [\d.]+% of 48 pairs  loss [\d.]+", told[0])
@@ -110,18 +102,13 @@ def test_preferences_make_a_folder_that_transformers_ranks_with(trained, pairs, 
     with torch.no_grad():
         better, worse = (float(model(row).logits) for row in rows)
     assert better > worse
-
-
-@pytest.mark.parametrize("kind", ["scored", "regression"])
-def test_rated_answers_teach_the_same(kind, trained, scored):
-    assert held_out_share(trained(scored, kind=kind)) > 0.85
-
-
-def test_a_reward_model_is_trained_on(trained, pairs, tmp_path):
-    learnt = held_out_share(trained(pairs))
     again = trained(pairs, model=tmp_path / "reward", out=tmp_path / "more", steps=1, lr=0.0)
     assert held_out_share(again) == learnt
     assert f"(before training {learnt:.1%})" in again
+
+
+def test_rated_answers_teach_the_same_by_regression(trained, scored):
+    assert held_out_share(trained(scored, kind="regression")) > 0.85
 
 
 def test_the_same_seed_writes_the_same_bits(trained, pairs, tmp_path):
@@ -155,26 +142,19 @@ def test_all_mistakes_are_reported_at_once_before_a_model_is_loaded(refused, tmp
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["precious"]
 
 
-def test_a_rating_that_is_not_a_number_is_reported_with_its_row(refused, tmp_path):
+def test_ratings_that_are_no_numbers_or_never_differ_are_refused(refused, tmp_path):
     rows = [{"prompt": "1?", "completion": "2", "reward": value} for value in (1, "0.5", "good", True)]
     told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
     assert [line.partition(", ")[2] for line in told] == [
         "row 3: column \"reward\" holds 'good', which is not a number"
     ]
+    rows = [{"prompt": f"{n}?", "completion": "2", "reward": n} for n in range(6)]
+    told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
+    assert "two answers with different rewards to one prompt" in told[0]
 
 
-def test_columns_are_found_or_named(tmp_path):
-    data = write(tmp_path / "pairs.jsonl", [{"question": "1?", "good": "2", "bad": "3"}])
-    named = {"chosen": "good", "rejected": "bad"}
-    assert comparisons_from(str(data), "pairs", named) == [
-        Comparison(prompt="1?", completions=("2", "3"), values=(1.0, 0.0))
-    ]
-    told = mistakes(str(data), "pairs", {"chosen": "goood"})
-    assert "did you mean good?" in told[0]
-    assert "no column looks like the rejected; name it: --rejected NAME" in told[1]
-
-
-def test_the_format_is_found_and_the_first_comparison_is_shown(trained, tmp_path, chat_model):
+def test_columns_format_and_kind_are_found_and_the_first_comparison_is_shown(trained, scored, tmp_path, chat_model):
+    assert "format: rated answers; --kind scored" in trained(scored, steps=1, out=tmp_path / "rated")
     asked = {"role": "user", "content": "1?"}
     rows = [
         {
@@ -193,28 +173,6 @@ def test_the_format_is_found_and_the_first_comparison_is_shown(trained, tmp_path
     ]
 
 
-def test_the_kind_is_found_by_the_columns(trained, scored):
-    assert "format: rated answers; --kind scored" in trained(scored, steps=1)
-
-
-def test_the_other_kind_is_offered(scored):
-    assert mistakes(str(scored), "pairs", {})[-1].endswith("it has the columns of --kind scored")
-
-
-def test_answers_may_be_chat_messages(tmp_path):
-    asked = {"role": "user", "content": "1?"}
-    good, bad = ({"role": "assistant", "content": text} for text in "23")
-    rows = [
-        {"prompt": "1?", "chosen": [asked, good], "rejected": [bad]},
-        {"prompt": [asked], "chosen": [asked, good], "rejected": [bad]},
-    ]
-    found = comparisons_from(str(write(tmp_path / "pairs.jsonl", rows)), "pairs", {})
-    assert [each.completions for each in found] == [("2", "3")] * 2
-    assert [each.prompt for each in found] == ["1?", (asked,)]
-    other = write(tmp_path / "other.jsonl", [{"prompt": "2?", "chosen": [asked, good], "rejected": "3"}])
-    assert "row 1" in mistakes(str(other), "pairs", {})[0]
-
-
 def test_a_held_out_prompt_is_not_trained_on():
     asked = [Comparison(prompt=f"{n % 20}", completions=(str(n), "x"), values=(1, 0)) for n in range(100)]
     train, apart = hold_out(asked, 0.2, seed=0)
@@ -230,12 +188,7 @@ def test_comparisons_that_are_too_long_are_left_out_with_a_message(trained, tmp_
     assert "left out: 1 of 6 comparisons, longer than the model's context of 512 tokens" in printed
 
 
-def test_ratings_without_any_difference_are_refused(refused, tmp_path):
-    rows = [{"prompt": f"{n}?", "completion": "2", "reward": n} for n in range(6)]
-    told = refused(write(tmp_path / "scored.jsonl", rows), kind="scored")
-    assert "two answers with different rewards to one prompt" in told[0]
-
-
+@pytest.mark.release
 def test_an_adapter_is_trained_with_its_head_and_rewards_answers(outdo, reward_model, pairs, model, tmp_path):
     done = reward_model(pairs, adapter='{name = "lora", rank = 8, alpha = 16}', base_weights="int8", lr=1e-2)
     assert done.status == 0

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_cases import SMALL, outdo_process
+from command_cases import SMALL
 
 REWARDS = '''
 import asyncio
@@ -48,35 +48,23 @@ def sourced(sums, tmp_path_factory):
     return path
 
 
-def metrics(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def settings(model, data, run, rewards):
     small = [each for each in SMALL if not each.startswith("rewards=")]
     return [f"model={model}", f"data.path={data}", f"run={run}", f"rewards={rewards}", *small]
 
 
-@pytest.mark.parametrize("name", ["plain", "trl", "trl_async", "compute_score"])
-def test_a_reward_of_each_kind_trains_by_itself(outdo, model, sourced, rewards, tmp_path, name):
-    done = outdo("train", *settings(model, sourced, tmp_path / "run", f"{rewards}:{name}"))
-    assert (done.status, done.error) == (0, "")
-    steps = metrics(tmp_path / "run")
-    assert [step["step"] for step in steps] == [1, 2]
-    verdicts = {key for step in steps for key in step if key.startswith("reward_status/")}
-    assert verdicts == ({"reward_status/not_applicable"} if name == "trl" else set())
-
-
-def test_several_rewards_add_up_by_their_weights_and_each_is_measured(model, sourced, rewards, tmp_path):
-    weights = {"plain": 2.0, "compute_score": 1.0, "trl_async": 0.5, "format": 0.0}
+def test_rewards_of_each_kind_add_up_by_their_weights_and_each_is_measured(outdo, model, sourced, rewards, tmp_path):
+    weights = {"plain": 2.0, "compute_score": 1.0, "trl_async": 0.5, "trl": 0.0, "format": 0.0}
     listed = [
         f'{{name = "{name if name == "format" else f"{rewards}:{name}"}", weight = {w}}}' for name, w in weights.items()
     ]
-    done = outdo_process("train", *settings(model, sourced, tmp_path / "run", f"[{', '.join(listed)}]"))
+    done = outdo("train", *settings(model, sourced, tmp_path / "run", f"[{', '.join(listed)}]"))
     assert (done.status, done.error) == (0, "")
-    for step in metrics(tmp_path / "run"):
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
         parts = {name: step[f"rewards/{name}/mean"] for name in weights}
-        assert parts["compute_score"] == 0.5
+        assert (parts["compute_score"], parts["trl"]) == (0.5, 0.25)
         assert step["reward"] == pytest.approx(sum(weights[name] * value for name, value in parts.items()))
 
 

@@ -56,8 +56,3 @@ def test_a_dry_run_shows_one_scored_group_and_writes_nothing(outdo, model, sums,
     assert "answer 3" not in done.out
     assert "the group: its rewards are all equal" in done.out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_shell_can_complete_commands(outdo, monkeypatch):
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    assert "_OUTDO_COMPLETE" in outdo("--show-completion", "bash").out

@@ -92,15 +92,19 @@ def test_sft_mixes_files_by_their_weights(outdo, model, tmp_path):
 def test_sft_reports_all_mistakes_at_once_before_the_model_is_loaded(outdo, model, tmp_path, monkeypatch):
     monkeypatch.setattr("outdo.extras.sft.command.Policy", None)
     data = rows_file(tmp_path / "chats.jsonl", [{"messages": CONVERSATION[:1]}])
-    done = outdo("sft", tmp_path / "modle", "--data", data, "--data", "nowhere.jsonl", "--out", tmp_path)
+    questions = rows_file(tmp_path / "questions.jsonl", [{"prompt": "1+1="}])
+    several = [part for each in (data, "nowhere.jsonl", questions) for part in ("--data", each)]
+    done = outdo("sft", tmp_path / "modle", *several, "--out", tmp_path)
     assert done.status == 2
     for mistake in (
         "choose a new folder",
         "no folder 'modle'",
         'row 1: column "messages" has no answer',
         "no such file",
+        "--answer NAME",
     ):
         assert mistake in done.error
+    assert {path.name for path in tmp_path.iterdir()} == {"chats.jsonl", "questions.jsonl"}
 
 
 def test_examples_that_do_not_fit_into_the_model_are_left_out_and_counted(outdo, model, tmp_path):
@@ -129,22 +133,6 @@ def test_a_model_that_cannot_be_written_leaves_no_folder(command, outdo, model, 
     assert outdo(command, model, *how).status == 0
     AutoTokenizer.from_pretrained(tmp_path / "tuned")
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "tuned"}
-
-
-def test_sft_overwrites_nothing(outdo, model, pairs, tmp_path):
-    (tmp_path / "mine").write_text("precious")
-    done = outdo("sft", model, "--data", pairs, "--answer", "completion", "--out", tmp_path)
-    assert done.status == 2
-    assert "choose a new folder" in done.error
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_sft_needs_answers(outdo, model, tmp_path):
-    path = tmp_path / "questions.jsonl"
-    path.write_text(json.dumps({"prompt": "1+1="}) + "\n")
-    done = outdo("sft", model, "--data", path, "--out", tmp_path / "tuned")
-    assert done.status == 2
-    assert "--answer NAME" in done.error
 
 
 def test_an_adapter_is_fine_tuned_beside_the_model(outdo, model, pairs, tmp_path):

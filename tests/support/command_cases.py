@@ -3,7 +3,6 @@
 import importlib
 import itertools
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -35,14 +34,6 @@ class Done:
 
 
 Command = Callable[..., Done]
-
-
-def new_interpreter(*arguments: object) -> Done:
-    """A command as a user runs it. It takes seconds to import torch and transformers: see `outdo_process`."""
-    command = [sys.executable, "-m", "outdo.cli.main", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def outdo_process(*arguments: object) -> Done:
