@@ -33,12 +33,9 @@ def loaded(statement: str, *arguments: str) -> tuple[int, list[str], str]:
     return status, heavy, done.stdout + "\n".join(printed)
 
 
-def test_the_probe_sees_torch():
-    assert loaded("import torch")[1] == ["torch"]
-
-
-def test_importing_outdo_loads_nothing_heavy():
+def test_importing_outdo_loads_nothing_heavy_and_the_probe_sees_torch():
     assert loaded("import outdo; dir(outdo)")[:2] == (0, [])
+    assert loaded("import torch")[1] == ["torch"]
 
 
 def test_every_public_name_is_where_outdo_says():
@@ -52,33 +49,25 @@ def test_a_name_outdo_does_not_have_is_an_attribute_error():
         _ = outdo.trane
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["check", "--help"]], ids=" ".join)
-def test_help_loads_nothing_heavy(arguments):
-    status, heavy, printed = loaded(CLI, *arguments)
-    assert (status, heavy) == (0, [])
-    assert "Usage" in printed
-
-
-@pytest.mark.parametrize("command", ["check", "train"])
-def test_a_wrong_recipe_is_refused_before_anything_heavy_is_loaded(command, tmp_path):
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text("modle = 'nowhere'\n", encoding="utf-8")
-    status, heavy, printed = loaded(CLI, command, str(recipe))
-    assert (status, heavy) == (2, [])
-    assert "modle" in printed
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["train", "--help"], 0, "Usage"),
+        (["check", "recipe.toml"], 2, "modle"),
+        (["inspect", "none"], 2, "no such folder"),
+        (["doctor", "none"], 2, "no such folder"),
+        (["plot", "none"], 2, "no such folder"),
+        (["glossary", "entropy"], 0, "entropy"),
+    ],
+)
+def test_help_a_wrong_recipe_and_looking_at_a_run_load_nothing_heavy(arguments, status, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text("modle = 'nowhere'\n", encoding="utf-8")
+    found, heavy, printed = loaded(CLI, *arguments)
+    assert (found, heavy) == (status, [])
+    assert said in printed
     assert "Traceback" not in printed
-
-
-@pytest.mark.parametrize("command", ["inspect", "doctor", "plot"])
-def test_looking_at_a_run_that_is_not_there_loads_nothing_heavy(command, tmp_path):
-    status, heavy, printed = loaded(CLI, command, str(tmp_path / "none"))
-    assert (status, heavy) == (2, [])
-    assert "no such folder" in printed
 
 
 def test_the_actor_of_a_reward_loads_nothing_heavy():
     assert loaded("import outdo.extras.ray.rewards")[:2] == (0, [])
-
-
-def test_the_glossary_loads_nothing_heavy():
-    assert loaded(CLI, "glossary", "entropy")[:2] == (0, [])

@@ -5,9 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -51,16 +49,6 @@ def pins(system: dict[str, str] | None = None, file: str = "constraints.txt") ->
         if each.marker is None or each.marker.evaluate(system):
             found.setdefault(canonicalize_name(each.name), []).append(str(each.specifier).removeprefix("=="))
     return found
-
-
-@pytest.fixture(scope="module")
-def newest() -> ModuleType:
-    spec = spec_from_file_location("newest", ROOT / ".ci/newest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("file", ["constraints.txt", "constraints-vllm.txt"])
@@ -121,26 +109,3 @@ def test_the_tests_run_with_the_versions_of_the_lock():
     if differ and os.environ.get("CI_NEEDS_LOCK") != "1":
         pytest.skip(f"this environment was not made by `make test`: {', '.join(differ)}")
     assert differ == []
-
-
-def test_the_newest_versions_are_asked_for_without_upper_bounds_and_with_lower_ones(newest, tmp_path: Path):
-    file = tmp_path / "pyproject.toml"
-    file.write_text(
-        '[project]\ndependencies = ["torch>=2.11,<2.14", "numpy>=1.26"]\n'
-        '[project.optional-dependencies]\npeers = ["trl[x]==1.16.0"]\nother = ["left"]\n'
-    )
-    assert newest.unbounded(file, ["peers"]) == ["torch>=2.11", "numpy>=1.26", "trl[x]", *newest.TOOLS]
-
-
-def test_the_newest_versions_are_compared_with_the_lock_without_their_build(newest):
-    lock = newest.pinned(["# made", "torch==2.13.0", "a-b==1 ; python_version < '3'", "a-b==2 ; python_version > '3'"])
-    assert lock == {"torch": "2.13.0", "a-b": "2"}
-    installed = [{"name": "torch", "version": "2.13.0+cpu"}, {"name": "A_b", "version": "3"}]
-    assert newest.newer_than(lock, [*installed, {"name": "pip", "version": "99"}]) == ["A_b 3"]
-
-
-def test_what_fails_with_the_newest_versions_is_counted_and_a_start_that_failed_is_no_success(newest, tmp_path: Path):
-    report = tmp_path / "report.xml"
-    assert newest.outcome(4, report) == "pytest ended with status 4 before it ran a test"
-    report.write_text('<testsuites><testsuite errors="1" failures="2" tests="9"/></testsuites>')
-    assert newest.outcome(1, report) == "3 of 9 tests fail"

@@ -104,13 +104,9 @@ def test_training_increases_the_reward():
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
 
 
-def test_the_first_step_index_can_be_set():
-    steps = loop(Models(small()), data(), rollouts(), ADVANTAGE, grpo(beta=0), start=41)
-    assert [step.index for step in islice(steps, 2)] == [41, 42]
-
-
-def test_the_loop_ends_when_its_data_ends():
-    assert len(list(loop(Models(small()), [QUESTIONS] * 2, rollouts(), ADVANTAGE, grpo(beta=0)))) == 2
+def test_the_loop_ends_when_its_data_ends_and_the_first_step_index_can_be_set():
+    steps = loop(Models(small()), [QUESTIONS] * 2, rollouts(), ADVANTAGE, grpo(beta=0), start=41)
+    assert [step.index for step in steps] == [41, 42]
 
 
 def test_the_loop_computes_no_step_before_the_caller_requests_it():
@@ -184,13 +180,10 @@ def test_missing_models_are_reported_before_sampling():
     def no_rollout(policy, questions, *, step):
         raise AssertionError("sampled")
 
+    assert Models.of(small(), grpo(beta=0)).reference is None  # no more than is needed
     steps = loop(Models(small()), data(), no_rollout, gae, grpo(beta=0.1))
     with pytest.raises(ValueError, match=r"needs a reference and a critic: `Models.of\(policy, objective, "):
         next(steps)
-
-
-def test_no_reference_is_kept_if_none_is_required():
-    assert Models.of(small(), grpo(beta=0)).reference is None
 
 
 # ------------------------------------------------------------------------------------- steps with nothing to learn from
@@ -242,21 +235,15 @@ def test_equal_answers_change_no_weight():
 # ------------------------------------------------------------------------------------------- what a sampler returns
 
 
-def test_a_sampler_may_return_metrics_with_its_groups():
-    def with_metrics(policy, questions, *, step):
-        return Sampled(groups=rollouts()(policy, questions, step=step), metrics={"my/metric": float(step)})
+def test_a_sampler_returns_groups_with_metrics_or_a_plain_list():
+    def sample(policy, questions, *, step):
+        groups = rollouts()(policy, questions, step=step)
+        return Sampled(groups=groups, metrics={"my/metric": float(step)}) if step == 1 else groups
 
-    first, second = islice(loop(Models(small()), data(), with_metrics, ADVANTAGE, grpo(beta=0)), 2)
-    assert [group.prompt.id for group in first.groups] == ["0", "1"]
-    assert [step_metrics(step)["my/metric"] for step in (first, second)] == [1.0, 2.0]
-
-
-def test_a_sampler_may_return_a_plain_list_of_groups():
-    def plain_list(policy, questions, *, step):
-        return rollouts()(policy, questions, step=step)
-
-    step = next(loop(Models(small()), data(), plain_list, ADVANTAGE, grpo(beta=0)))
-    assert ([group.prompt.id for group in step.groups], step.sampled.metrics) == (["0", "1"], {})
+    first, second = islice(loop(Models(small()), data(), sample, ADVANTAGE, grpo(beta=0)), 2)
+    assert [group.prompt.id for step in (first, second) for group in step.groups] == ["0", "1"] * 2
+    assert step_metrics(first)["my/metric"] == 1.0
+    assert second.sampled.metrics == {}
 
 
 # -------------------------------------------------------------------------------------------------- the scripted engine
@@ -285,11 +272,8 @@ def test_a_scripted_text_ends_with_the_end_token_and_is_cut_at_the_token_limits(
     assert shorter.token_ids == whole.token_ids[:3]
 
 
-def test_a_scripted_completion_is_returned_unchanged():
+def test_a_scripted_completion_is_returned_unchanged_and_a_text_needs_a_tokenizer():
     given = Completion(token_ids=(7,), logprobs=(-3.0,), finish_reason=FinishReason.abort, policy_version=9)
     assert ScriptedEngine([given]).generate(requests(1), SAMPLING) == [given]
-
-
-def test_a_scripted_text_without_a_tokenizer_is_an_error_with_a_remedy():
     with pytest.raises(ValueError, match="give the engine one, or call"):
         ScriptedEngine(["yes"]).generate(requests(1), SAMPLING)

@@ -32,15 +32,12 @@ def norm(module: Qwen3RMSNorm, x: Tensor) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def float64_and_one_thread(monkeypatch):
-    """Use float64 and one thread, so that only another formula, or outdo's float32 rewards, can make a difference."""
-    threads = torch.get_num_threads()
+def float64(monkeypatch):
+    """Use float64, so that only another formula, or outdo's float32 rewards, can make a difference."""
     monkeypatch.setattr(Qwen3RMSNorm, "forward", norm)
     torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
     yield
     torch.set_default_dtype(torch.float32)
-    torch.set_num_threads(threads)
 
 
 def pretend_reward(question, answer):
@@ -102,7 +99,7 @@ def by_outdo(model, steps, *, passes, beta):
 
 @pytest.mark.parametrize(
     ("passes", "beta"),
-    [(1, 0.0), (3, 0.1), *(pytest.param(*each, marks=pytest.mark.long) for each in ((3, 0.0), (1, 0.1)))],
+    [(3, 0.1), *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 0.0), (3, 0.0), (1, 0.1)))],
 )
 def test_twenty_steps_have_the_same_losses_gradients_and_weights(one_file, monkeypatch, passes, beta):
     torch.manual_seed(0)

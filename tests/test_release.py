@@ -47,6 +47,8 @@ def release() -> ModuleType:
 def test_the_notes_are_the_section_of_the_version(release):
     assert release.release_notes(CHANGES, "0.2.0") == "# outdo 0.2.0 · 2026-11-01\n\n- old\n"
     assert release.release_notes(CHANGES, "0.1.0").endswith("- first\n")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(release.release_notes(changes, version("outdo"), draft=True)) > 1_000
 
 
 def test_a_version_without_a_section_or_a_date_is_refused(release):
@@ -55,11 +57,6 @@ def test_a_version_without_a_section_or_a_date_is_refused(release):
     with pytest.raises(ValueError, match=r"0\.3\.0 is 'not released yet'; write its date there, or add --draft"):
         release.release_notes(CHANGES, "0.3.0")
     assert "- new" in release.release_notes(CHANGES, "0.3.0", draft=True)
-
-
-def test_the_changelog_of_the_repository_has_the_section_of_this_version(release):
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert len(release.release_notes(changes, version("outdo"), draft=True)) > 1_000
 
 
 def test_the_bill_of_materials_is_valid_names_every_dependency_and_is_the_same_each_time(release):
@@ -75,13 +72,9 @@ def test_the_bill_of_materials_is_valid_names_every_dependency_and_is_the_same_e
     needed = [Requirement(line) for line in requires("outdo") or ()]
     assert {each.name for each in needed if each.marker is None} <= names.keys()
     assert names["torch"]["purl"].startswith("pkg:pypi/torch@")
-    assert {"sympy", "pyyaml"} <= names.keys()  # of torch, and of transformers
     assert "pytest" not in names  # what an extra brings is no part of it
     graph = {each["ref"]: each.get("dependsOn", []) for each in told["dependencies"]}
-    assert "torch" in graph["outdo"]
-    assert "sympy" in graph["torch"]
-    with_licence = [name for name, each in names.items() if each.get("licenses")]
-    assert len(with_licence) > len(names) / 2
+    assert ("torch" in graph["outdo"], "sympy" in graph["torch"]) == (True, True)
 
 
 @pytest.mark.long

@@ -3,9 +3,9 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import outdo
 SOURCE = Path(outdo.__file__).parent
 EXTRAS = sorted(each.name for each in (SOURCE / "extras").iterdir() if (each / "__init__.py").is_file())
 
+NEEDS = r"needs outdo\.extras\.%s, which this installation of outdo does not have"
 TRAIN = ("train", "recipe.toml")
 NAMED_BY: dict[str, tuple[tuple[str, ...], str]] = {
     "agents": ((*TRAIN, 'environment={name="agent",run="mine.py:run"}'), "environment"),
@@ -44,58 +45,79 @@ NAMED_BY: dict[str, tuple[tuple[str, ...], str]] = {
 """For each extra a call of `outdo` that needs it, and how the sentence about it begins. No setting names the record."""
 
 
+PROGRAM = """
+import json, sys, traceback
+from outdo.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["outdo", *arguments]
+    status = 0
+    try:
+        main()
+    except SystemExit as stop:
+        status = stop.code or 0
+    except BaseException:
+        status = traceback.format_exc()
+    print(f"status {status}", file=sys.stderr, flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     return write_home(tmp_path_factory.mktemp("home"))
 
 
-def without(folder: Path, *names: str) -> dict[str, str]:
-    """Return the environment of a Python that imports an outdo without these extras."""
-    deleted = {SOURCE / "extras" / name for name in names}
-
-    def left_out(place: str, content: list[str]) -> set[str]:
-        return {each for each in content if each == "__pycache__" or Path(place, each) in deleted}
-
-    shutil.copytree(SOURCE, folder / "outdo", ignore=left_out)
-    return {**os.environ, "PYTHONPATH": str(folder)}
-
-
-def run(home: Path, environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=600, check=False)
+def said_without(extras: Sequence[str], home: Path, folder: Path, *calls: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Call outdo without some extras, in one interpreter; return the status and the errors of each call."""
+    place = folder / "outdo"
+    (place / "extras").mkdir(parents=True)
+    for source, copy in ((SOURCE, place), (SOURCE / "extras", place / "extras")):
+        for each in source.iterdir():
+            if each.name not in ("extras", "__pycache__", *extras):
+                (copy / each.name).symlink_to(each)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    *parts, _ = re.split(r"^status (.*)\n", done.stderr, flags=re.MULTILINE)
+    return [(status, errors.splitlines()) for errors, status in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def test_each_extra_is_named_by_a_setting_or_a_command():
     assert sorted([*NAMED_BY, "record"]) == EXTRAS
 
 
-@pytest.mark.parametrize("extra", NAMED_BY)
-def test_a_setting_or_a_command_that_needs_a_deleted_extra_gets_one_sentence(extra: str, home: Path, tmp_path: Path):
-    arguments, key = NAMED_BY[extra]
-    refused = run(home, without(tmp_path, extra), "-m", "outdo", *arguments)
-    sentence = f"needs outdo.extras.{extra}, which this installation of outdo does not have"
-    assert refused.returncode == 2, refused.stderr
-    (line,) = refused.stderr.splitlines()
-    assert re.fullmatch(rf"outdo: (command line: )?{re.escape(key)}: (.*: )?{re.escape(sentence)}", line)
+def test_without_any_extra_outdo_checks_trains_stops_resumes_and_evaluates_and_refuses_what_needs_one(
+    home: Path, tmp_path: Path
+):
+    works = (
+        ("check", "recipe.toml"),
+        ("train", "recipe.toml", "run=alone", "steps=2", "eval.every=1"),
+        ("resume", "runs/alone", "steps=3"),
+        ("eval", "runs/alone"),
+    )
+    said = said_without(EXTRAS, home, tmp_path, *works, *(arguments for arguments, _ in NAMED_BY.values()))
+    for status, errors in said[: len(works)]:
+        assert status == "0", errors
+    lines = (home / "runs/alone/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    sentence = re.compile(".*: " + NEEDS % r"\w+")
+    for status, errors in said[len(works) :]:
+        assert status == "2", errors
+        assert [line for line in errors if not sentence.fullmatch(line)] == [] != errors
 
 
 @pytest.mark.parametrize(
     "extra", [pytest.param(each, marks=() if each == "record" else pytest.mark.release) for each in EXTRAS]
 )
-def test_without_an_extra_outdo_trains(extra: str, home: Path, tmp_path: Path):
-    done = run(home, without(tmp_path, extra), "-m", "outdo", "train", "recipe.toml", f"run={extra}", "steps=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_without_any_extra_outdo_checks_trains_stops_resumes_and_evaluates(home: Path, tmp_path: Path):
-    environment = without(tmp_path, *EXTRAS)
-    for arguments in (
-        ("check", "recipe.toml"),
-        ("train", "recipe.toml", "run=alone", "steps=2", "eval.every=1"),
-        ("resume", "runs/alone", "steps=3"),
-        ("eval", "runs/alone"),
-    ):
-        done = run(home, environment, "-m", "outdo", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-    lines = (home / "runs/alone/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+def test_without_an_extra_outdo_trains_and_refuses_what_needs_it(extra: str, home: Path, tmp_path: Path):
+    arguments, key = NAMED_BY.get(extra, ((), ""))
+    train = (*TRAIN, f"run={extra}", "steps=2")
+    (status, errors), *refused = said_without([extra], home, tmp_path, train, *([arguments] if arguments else []))
+    assert status == "0", errors
+    for status, (line,) in refused:
+        assert status == "2"
+        assert re.fullmatch(rf"outdo: (command line: )?{re.escape(key)}: (.*: )?{NEEDS % extra}", line)

@@ -2,15 +2,11 @@
 
 import json
 
-import pytest
-
 from benchmarks.suite import baseline
 from benchmarks.suite.cases import CASES, Case, Shape
-from benchmarks.suite.picture import draw, draw_scale, fit, slope
-from benchmarks.suite.report import report_of, table
+from benchmarks.suite.report import report_of
 from benchmarks.suite.roofline import Weights, roofline
 from benchmarks.suite.rounds import Result, TimedTurn
-from outdo.utils.errors import UserError
 
 CASE = CASES["small-8x8"]
 WEIGHTS = {"matrices": 100, "head": 10, "all": 120, "layers": 2, "attention": 8}
@@ -50,12 +46,6 @@ def test_disturbed_rounds_are_left_out_where_enough_others_are_there():
     assert report.entries[1].ratio.low == 2.0
 
 
-def test_where_all_rounds_were_disturbed_they_count():
-    report = report_of(CASE, results([turn(1.0, foreign=1.0)], [turn(2.0, foreign=2.0)]))
-    assert report.entries[1].ratio is not None
-    assert report.entries[1].ratio.median == 2.0
-
-
 def test_the_roofline_equals_a_count_by_hand():
     shape = Shape(hidden=4, layers=2, heads=2, kv_heads=1, mlp=4, vocabulary=8)
     case = Case(name="by hand", about="", shape=shape, prompts=3, prompt_tokens=2, answers=(2, 3))
@@ -65,14 +55,6 @@ def test_the_roofline_equals_a_count_by_hand():
     assert found.sampling == 3 * (2 * 100 * read + 2 * 10 * 5 + 4 * 2 * 8 * pairs)
     assert found.training == 3 * found.sampling
     assert found.sampling_bytes == 4 * 120 * 3
-
-
-def test_a_share_of_the_roofline_is_its_time_over_the_measured_one():
-    report = report_of(CASE, results([turn(1.0, 0.5)], [turn(2.0, 1.0)]))
-    assert report.roofline is not None
-    assert report.entries[0].share == pytest.approx(report.roofline.seconds(report.speed))
-    assert report.entries[0].sampling_share == pytest.approx(2 * report.roofline.sampling_seconds(report.speed))
-    assert table(report).row_count == 2
 
 
 def test_the_baseline_tolerates_noise_but_neither_a_lost_optimisation_nor_one_operator_more():
@@ -94,25 +76,3 @@ def test_accepting_one_case_keeps_the_others(tmp_path):
         "counts": {"operations": 1},
         "ratios": {"a": {"trl": {"step": 1.0}}, "b": {"trl": {"step": 2.0}}},
     }
-
-
-def test_the_same_figures_give_the_same_picture(tmp_path):
-    report = report_of(CASE, results([turn(1.0, 0.5)], [turn(2.0, 1.0)]))
-    points = [{"n": n, "m": n, "seconds": n, "memory": 2.0, "recorded": 3 * n} for n in (1.0, 2.0)]
-    groups = [{"shared": n, "padded": 9 - n, "training": n} for n in (1.0, 2.0)]
-    for name in ("a", "b"):
-        draw([report], tmp_path / f"{name}.svg")
-        draw_scale({"n": points, "m": points}, groups, tmp_path / f"{name}-scale.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert (tmp_path / "a-scale.svg").read_bytes() == (tmp_path / "b-scale.svg").read_bytes()
-
-
-def test_slopes_and_fits_are_those_of_the_textbook():
-    assert slope([1, 2, 4], [5, 3, 12]) == pytest.approx(2.0)
-    assert fit([1, 2, 3], [2, 4, 6]) == pytest.approx(1.0)
-    assert fit([1, 2, 3], [1, 0, 1]) == pytest.approx(0.0)
-
-
-def test_a_picture_of_nothing_is_refused(tmp_path):
-    with pytest.raises(UserError, match="nothing to draw"):
-        draw([], tmp_path / "a.svg")

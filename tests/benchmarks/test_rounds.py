@@ -27,7 +27,11 @@ def test_a_setting_survives_the_trip_to_another_process():
 
 
 @pytest.mark.parametrize(
-    "names", [("outdo", "generate"), pytest.param(("outdo-record", "trl-tuned", "static"), marks=pytest.mark.long)]
+    "names",
+    [
+        pytest.param(("outdo", "generate"), marks=pytest.mark.release),
+        pytest.param(("outdo-record", "trl-tuned", "static"), marks=pytest.mark.long),
+    ],
 )
 def test_each_does_the_whole_work_one_at_a_time_and_every_other_round_goes_the_other_way_round(names):
     said: list[str] = []
@@ -55,6 +59,7 @@ def test_both_ways_to_score_a_vocabulary_run_and_say_their_memory():
     assert plain.turns[0].tokens * plain.turns[0].times == chunked.turns[0].tokens == 1024
 
 
+@pytest.mark.release
 def test_an_implementation_that_fails_has_its_reason_and_the_others_continue():
     broken = replace(TINY, shape=replace(TINY.shape, vocabulary=1))
     results = run(broken, "outdo")
@@ -80,6 +85,7 @@ def test_a_turn_is_disturbed_when_others_take_a_tenth_of_the_machine():
     assert not replace(turn, foreign=None).disturbed
 
 
+@pytest.mark.release
 def test_waiting_implementations_do_not_compute():
     running = Running(IMPLEMENTATIONS["outdo"], Setting(case=TINY, threads=2))
     try:
