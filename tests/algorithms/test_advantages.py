@@ -48,7 +48,6 @@ from outdo.algorithms.objectives.divergences import k1
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.types import Batch, FinishReason, Rollout
 
-BOTH = pytest.mark.parametrize("advantage", [group_standardised, group_centred])
 RELATIVE: list[RewardAdvantage] = [
     group_standardised,
     group_centred,
@@ -94,35 +93,7 @@ def one_group(values: Tensor) -> Tensor:
 
 def advantages_of(members: list[Rollout], advantage: RewardAdvantage = group_standardised) -> Tensor:
     filled = per_token(advantage)(batch_of(members)).advantages
-    assert filled is not None
     return filled
-
-
-def test_the_two_groups_of_the_hugging_face_llm_course_have_their_advantages() -> None:
-    # The course's code has eps = 1e-8, which gives .8660; the .8659 printed there is the result of eps = 1e-4.
-    values, group = rewards(1, 0, 0, 1, 0, 0, 1, 1), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    signs = 2 * values - 1
-    assert_close(group_standardised(values, group, eps=1e-8), 0.8660254 * signs, tolerance=1e-7)
-    assert_close(group_standardised(values, group, eps=1e-4), 0.8658754 * signs, tolerance=1e-7)
-    assert_close(group_centred(values, group), 0.5 * signs)
-
-
-def test_advantages_of_eight_answers_of_which_four_are_right() -> None:
-    values = rewards(1, 0, 0, 1, 0, 1, 0, 1)
-    expected = 0.9354143 * (2 * values - 1)
-    assert_close(group_standardised(values, one_group(values), eps=1e-8), expected, tolerance=1e-7)
-
-
-def test_eps_is_added_to_the_standard_deviation() -> None:
-    values = rewards(0, 2, 4)  # σ = 2
-    assert_close(group_standardised(values, one_group(values), eps=2.0), rewards(-0.5, 0, 0.5))
-    assert_close(group_standardised(values, one_group(values)), rewards(-1, 0, 1) * 2 / (2 + 1e-6))
-
-
-def test_rows_of_a_group_need_not_be_neighbours() -> None:
-    values, group = rewards(0, 5, 4, 9), torch.tensor([7, 3, 7, 3])
-    assert_close(group_centred(values, group), rewards(-2, -2, 2, 2))
-    assert_close(group_standardised(values, group), rewards(-1, -1, 1, 1) / math.sqrt(2), tolerance=1e-6)
 
 
 @EVERY_RELATIVE
@@ -131,32 +102,19 @@ def test_a_group_of_one_answer_gets_advantage_0(advantage: RewardAdvantage) -> N
 
 
 @EVERY_RELATIVE
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [0.0, 0.1 + 0.2, -1 / 3, 1e30, -1e30, 1e-30, 3e38])
-@pytest.mark.parametrize("size", [2, 3, 7, 10])
-def test_equal_rewards_get_advantages_of_exactly_0(
-    advantage: RewardAdvantage, dtype: torch.dtype, value: float, size: int
-) -> None:
-    values = torch.full((size,), value, dtype=dtype)
-    assert advantage(values, one_group(values)).eq(0).all()
+def test_equal_rewards_get_advantages_of_exactly_0(advantage: RewardAdvantage) -> None:
+    for size, value, dtype in product((3, 10), (0.1 + 0.2, -1 / 3, -1e30, 1e-30, 3e38), (torch.float32, torch.float64)):
+        values = torch.full((size,), value, dtype=dtype)
+        assert advantage(values, one_group(values)).eq(0).all(), (size, value, dtype)
 
 
-@pytest.mark.parametrize("large", [1e10, 1e20, 1e30, 1e38])
+@pytest.mark.parametrize("large", [1e10, 1e38])
 def test_a_huge_reward_does_not_lose_the_precision_of_any_group(large: float) -> None:
     values = torch.tensor([large, 0, 0, large, 1, 0, 0, 1])
     group = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     expected = 0.8660254 * torch.tensor([1.0, -1, -1, 1, 1, -1, -1, 1])
     assert_close(group_standardised(values, group), expected, tolerance=1e-5)
     assert_close(group_centred(values, group)[4:], torch.tensor([0.5, -0.5, -0.5, 0.5]))
-
-
-@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.floats(-50, 50))
-def test_a_constant_added_to_every_reward_does_not_change_the_advantages(values: list[float], shift: float) -> None:
-    tensor = rewards(*values)
-    assert_close(
-        group_centred(tensor + shift, one_group(tensor)), group_centred(tensor, one_group(tensor)), tolerance=1e-9
-    )
-    assert group_centred(tensor, one_group(tensor)).sum().abs() < 1e-9
 
 
 @EVERY_RELATIVE
@@ -173,16 +131,6 @@ def test_only_trained_tokens_get_the_advantage_of_their_rollout() -> None:
     assert advantages.tolist() == [[0.0, 0.5, 0.0, 0.5], [0.0, -0.5, 0.0, 0.0]]
 
 
-def test_an_empty_answer_still_counts_in_the_mean_of_its_group() -> None:
-    advantages = advantages_of([rollout(1, 1.0), rollout(0, 0.0)], group_centred)
-    assert advantages.tolist() == [[0.0, 0.5], [0.0, 0.0]]
-
-
-@EVERY_RELATIVE
-def test_a_batch_without_any_reward_has_advantages_of_0(advantage: RewardAdvantage) -> None:
-    assert advantages_of([rollout(status="failed"), rollout(status="timed_out")], advantage).eq(0).all()
-
-
 # ------------------------------------------------------------------------------------------ the other group estimators
 
 
@@ -196,13 +144,6 @@ def test_every_estimator_on_one_right_answer_in_four() -> None:
     assert_close(sign(values, group, band=0.25), rewards(1, 0, 0, 0))
     assert_close(pass_at_k(values, group, k=2), rewards(2, 0, 0, 0))
     assert_close(reward(values, group), values)
-
-
-def test_best_of_group_and_pass_at_2_on_two_right_answers_in_four() -> None:
-    values = rewards(1, 1, 0, 0)
-    assert best_of_group(values, one_group(values)).eq(0).all()
-    # One of the three other answers is right; with probability 2/3 it is not the second answer drawn.
-    assert_close(pass_at_k(values, one_group(values), k=2), rewards(4 / 3, 4 / 3, 0, 0))
 
 
 def test_best_of_group_divides_by_sigma_as_verl_does_by_default() -> None:
@@ -231,18 +172,6 @@ def test_gpg_counts_rewards_that_are_not_0_as_verl_does() -> None:
     assert gpg(nothing, group, nonzero=True).eq(0).all()
 
 
-def test_the_optimal_token_baseline_by_hand() -> None:
-    """Two answers of 2 and 1 tokens with the rewards 1 and 0, π = 1/2 and 1/4, 1/2, Σπ² = 1/2 everywhere."""
-    batch = batch_of([rollout(2, 1.0), rollout(1, 0.0)])
-    old = torch.tensor([[0, 0.5, 0.5], [0, 0.25, 0]], dtype=torch.float64).log()
-    batch = batch.with_(old_logprobs=old, old_collision=torch.full_like(old, 0.5), rewards=batch.rewards.double())
-    # W: .5 and 1 - .5 + .5 = 1 for the first tokens; B = (1 × .5 + 0 × 1) / 1.5 = 1/3. The second token is alone.
-    assert_close(filled(batch, optimal_token)[batch.loss_mask], rewards(2 / 3, 1, -1 / 3))
-    without = partial(optimal_token, zero_tail=False)
-    assert_close(filled(batch, without)[batch.loss_mask], rewards(2 / 3, 0, -1 / 3))
-    assert requirements_of(without) == Requires(old_logprobs=True, old_collision=True)
-
-
 @pytest.mark.parametrize("zero_tail", [True, False])
 def test_the_optimal_token_baseline_equals_verls_loops(zero_tail: bool) -> None:
     members = [
@@ -250,10 +179,7 @@ def test_the_optimal_token_baseline_equals_verls_loops(zero_tail: bool) -> None:
         [rollout(3, 0.0), rollout(3, 2.0), rollout(1, 1.0)],
     ]
     batch = complete(members)
-    assert batch.old_logprobs is not None
     batch = batch.with_(old_logprobs=-batch.old_logprobs.abs())
-    assert batch.old_logprobs is not None
-    assert batch.old_collision is not None
     expected = torch.zeros_like(batch.old_logprobs)
     for group in (0, 1):
         rows = (batch.group == group).nonzero().squeeze(1).tolist()
@@ -270,17 +196,6 @@ def test_the_optimal_token_baseline_equals_verls_loops(zero_tail: bool) -> None:
                 alone = zero_tail and len(others) == 1
                 expected[i, t] = batch.rewards[i] - (0 if alone else baseline)
     assert_close(filled(batch, partial(optimal_token, zero_tail=zero_tail)), expected, tolerance=1e-6)
-
-
-def test_batch_standardised_divides_by_the_deviation_of_all_raw_rewards() -> None:
-    values, group = rewards(0, 2, 4, 6), torch.tensor([0, 0, 1, 1])
-    deviation = math.sqrt(20 / 3)
-    assert_close(batch_standardised(values, group, eps=0.5), rewards(-1, 1, -1, 1) / (deviation + 0.5))
-
-
-def test_gpg_scales_up_for_groups_whose_rewards_are_all_equal() -> None:
-    values, group = rewards(1, 0, 1, 1, 0, 0), torch.tensor([0, 0, 1, 1, 2, 2])
-    assert_close(gpg(values, group), 3 * group_centred(values, group))
 
 
 def test_sign_treats_a_rounding_error_as_equality() -> None:
@@ -330,7 +245,6 @@ def test_pass_at_1_is_refused_and_a_group_smaller_than_k_gets_0() -> None:
 
 def filled(batch: Batch, advantage: Advantage) -> Tensor:
     advantages = advantage(batch).advantages
-    assert advantages is not None
     return advantages
 
 
@@ -404,14 +318,12 @@ def test_pass_at_k_counts_right_answers_where_a_batch_has_verdicts() -> None:
     batch = batch_of([rollout(1, reward, right=right) for reward, right in sums])
     counted = per_token(partial(pass_at_k, k=2))(batch).advantages
     binary = per_token(partial(pass_at_k, k=2))(batch_of([rollout(1, float(right)) for _, right in sums])).advantages
-    assert counted is not None
     assert counted.equal(binary)
 
 
 def test_rejection_with_a_threshold_trains_only_on_the_good_answers() -> None:
     given = batch_of([rollout(3, 1 - 1e-7), rollout(2, 0.5)], [rollout(1, 0.0), rollout(2, 2.0)])
     batch = rejection(given, threshold=1.0)
-    assert batch.advantages is not None
     assert batch.advantages.equal(batch.loss_mask.float())
     assert batch.loss_mask.any(1).tolist() == [True, False, False, True]
     assert (batch.totals.tokens, batch.totals.sequences, batch.totals.groups, batch.totals.rows) == (5, 2, 2, 4)
@@ -424,7 +336,6 @@ def test_the_kl_penalty_is_subtracted_at_every_trained_token_and_the_reward_adde
     batch = batch_of([rollout(3, 1.0, mask=(True, False, True)), rollout(0, 0.5)])
     batch = batch.with_(old_logprobs=torch.full((2, 4), -1.0), ref_logprobs=torch.full((2, 4), -3.0))
     penalised = kl_penalty(k1, beta=0.25)(batch)
-    assert penalised.token_rewards is not None
     assert penalised.token_rewards.tolist() == [[0, -0.5, 0, 0.5], [0] * 4]
     assert rewards_of(penalised).tolist() == [0, 0.5]  # the empty answer has no token and keeps its reward
     assert filled(penalised, per_token(reward))[0].tolist() == [0, 0, 0, 0]
@@ -435,8 +346,6 @@ def test_the_kl_penalty_is_subtracted_at_every_trained_token_and_the_reward_adde
 def test_the_kl_can_be_subtracted_after_the_baseline_as_openrlhf_does(estimator: RewardAdvantage) -> None:
     """The penalties of the other answers are in no mean and no deviation: each token loses those from it on."""
     batch = complete([[rollout(3, 1.0, mask=(True, False, True)), rollout(2, 0.0)], [rollout(1, 1.0), rollout(2, 0.5)]])
-    assert batch.old_logprobs is not None
-    assert batch.ref_logprobs is not None
     penalty = 0.25 * (batch.old_logprobs - batch.ref_logprobs).where(batch.loss_mask, 0.0)
     to_come = penalty.flip(1).cumsum(1).flip(1)
     rows = estimator(batch.rewards, batch.group)[:, None]
@@ -451,8 +360,6 @@ def test_the_kl_can_be_subtracted_after_the_baseline_as_openrlhf_does(estimator:
 def test_the_reinforce_baseline_of_openrlhf_is_a_chain() -> None:
     """r - μ, minus the penalties to come, then whitened with the divisor N."""
     batch = complete([[rollout(3, 1.0), rollout(2, 0.0)], [rollout(1, 1.0), rollout(2, 0.5)]])
-    assert batch.old_logprobs is not None
-    assert batch.ref_logprobs is not None
     mask = batch.loss_mask
     penalty = 0.25 * (batch.old_logprobs - batch.ref_logprobs).where(mask, 0.0)
     plain = (group_centred(batch.rewards, batch.group)[:, None] - penalty.flip(1).cumsum(1).flip(1))[mask]
@@ -472,7 +379,6 @@ def test_a_chain_requires_what_its_steps_require() -> None:
 def test_truncated_answers_count_in_the_mean_reward_but_are_not_trained_on() -> None:
     cut = rollout(2, 0.0, finish_reason=FinishReason.length)
     batch = chain(per_token(group_centred), without_truncated)(batch_of([rollout(2, 1.0), cut]))
-    assert batch.advantages is not None
     assert batch.advantages.tolist() == [[0, 0.5, 0.5], [0, 0, 0]]
     assert batch.loss_mask.any(1).tolist() == [True, False]
     assert (batch.totals.tokens, batch.totals.sequences, batch.totals.rows) == (2, 1, 2)
@@ -515,7 +421,7 @@ def filled_outside_mask(batch: Batch, fill: float, columns: int = 0) -> Batch:
 
 
 @EVERY_ADVANTAGE
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(members=groups())
 def test_values_outside_the_loss_mask_do_not_matter(advantage: Advantage, members: list[list[Rollout]]) -> None:
     batch = complete(members)
@@ -526,7 +432,7 @@ def test_values_outside_the_loss_mask_do_not_matter(advantage: Advantage, member
 
 
 @EVERY_ADVANTAGE
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(members=groups(), seed=st.integers(0, 9))
 def test_the_order_of_the_rows_does_not_matter(advantage: Advantage, members: list[list[Rollout]], seed: int) -> None:
     batch = complete(members)

@@ -3,7 +3,6 @@
 `tests/cli/test_eight_lines.py` runs the Python code of the page as printed.
 """
 
-import ast
 import re
 from pathlib import Path
 
@@ -77,18 +76,7 @@ def test_custom_pieces_work_like_named_ones(recipes: list[Recipe]) -> None:
     two = torch.full_like(batch.rollout_logprobs, 2.0)
     assert objective.surrogate(two, two, torch.ones_like(two), batch).eq(2.0 - 0.5 * 8.0).all()
     advantages = advantage_of(recipes[1])(batch).advantages
-    assert advantages is not None
     assert advantages.amax(1).tolist() == [1.0, 0.0]
-
-
-def test_a_custom_piece_takes_at_most_ten_lines_and_an_advantage_five(recipes: list[Recipe]) -> None:
-    lengths = {
-        node.name: (node.end_lineno or 0) - node.lineno + 1
-        for node in ast.parse(Path("my_pieces.py").read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-    }
-    assert lengths["cubic"] <= 10
-    assert lengths["best_only"] <= 5
 
 
 @pytest.mark.parametrize("table", TABLES)

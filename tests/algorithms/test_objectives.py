@@ -2,19 +2,18 @@
 
 import math
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
 from toys import assert_close, batch_of, evaluate, groups, rollout, with_noise
 
 from outdo.algorithms.objectives.base import ComposedObjective
-from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
+from outdo.algorithms.objectives.divergences import k1, k2
 from outdo.algorithms.objectives.presets import grpo, likelihood
 from outdo.algorithms.objectives.surrogates import clip, log_likelihood
 from outdo.algorithms.objectives.weights import constant, sequence_mean, token_mean, total
@@ -30,6 +29,7 @@ OBJECTIVES = {
 }
 LOGPROBS = ("old_logprobs", "ref_logprobs", "rollout_logprobs")
 EVERY = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+FEW = settings(max_examples=12)
 
 
 def one_token(advantage: float, *, old: float, new: float, ref: float = 0.5) -> tuple[Batch, Tensor]:
@@ -49,50 +49,6 @@ def objective_of_one_token(advantage: float, *, old: float, new: float, epsilon:
 
 
 # ------------------------------------------------------------------------------------------------- worked examples
-
-
-@pytest.mark.parametrize(
-    ("advantage", "old", "new", "ratio", "objective"),
-    [
-        # The essay's Example 1: a rare token, Â = 1
-        (1.0, 0.010, 0.008, 0.800, 0.800),
-        (1.0, 0.010, 0.010, 1.000, 1.000),
-        (1.0, 0.010, 0.012, 1.200, 1.200),
-        (1.0, 0.010, 0.100, 10.000, 1.200),
-        (1.0, 0.010, 0.500, 50.000, 1.200),
-        # Example 2: a token so likely that it never reaches the clip bound
-        (1.0, 0.900, 0.800, 0.889, 0.889),
-        (1.0, 0.900, 0.900, 1.000, 1.000),
-        (1.0, 0.900, 0.950, 1.056, 1.056),
-        (1.0, 0.900, 1.000, 1.111, 1.111),
-        # Example 3: Â = -1
-        (-1.0, 0.900, 0.900, 1.000, -1.000),
-        (-1.0, 0.900, 0.800, 0.889, -0.889),
-        (-1.0, 0.900, 0.720, 0.800, -0.800),
-        (-1.0, 0.900, 0.500, 0.556, -0.800),
-        (-1.0, 0.900, 0.100, 0.111, -0.800),
-        # The Hugging Face LLM course: .9 and .7 after .5 are clipped to 1.2; .2 after .5 to .8 only if Â < 0
-        (1.0, 0.5, 0.9, 1.8, 1.2),
-        (1.0, 0.5, 0.7, 1.4, 1.2),
-        (-1.0, 0.5, 0.2, 0.4, -0.8),
-        (1.0, 0.5, 0.2, 0.4, 0.4),
-    ],
-)
-def test_the_clipped_objective_reproduces_the_worked_examples(
-    advantage: float, old: float, new: float, ratio: float, objective: float
-) -> None:
-    assert new / old == pytest.approx(ratio, abs=5e-4)
-    assert objective_of_one_token(advantage, old=old, new=new) == pytest.approx(objective, abs=5e-4)
-
-
-@pytest.mark.parametrize(("ref", "expected"), [(0.5, 0.0144), (0.1, -0.0078), (1e-50, -0.0133)])
-def test_near_the_clip_the_reference_decides_the_sign_of_the_gradient(ref: float, expected: float) -> None:
-    # The essay's Example 4: dJ/dπθ just below πθ = (1 + ε) π_old, with Â = .01, ε = .2, β = .02.
-    batch, _ = one_token(0.01, old=0.5, new=0.6, ref=ref)
-    probability = torch.tensor([[1.0, 0.6 - 1e-9]], dtype=torch.float64, requires_grad=True)
-    loss = grpo(clip_low=0.2, clip_high=0.2, beta=0.02)(TokenScores(logprobs=probability.log()), batch).loss
-    (gradient,) = torch.autograd.grad(-loss, probability)
-    assert float(gradient[0, 1]) == pytest.approx(expected, abs=5e-5)
 
 
 PROBABILITY = st.floats(0.01, 1.0)
@@ -127,12 +83,6 @@ def test_a_token_that_moved_against_its_advantage_keeps_its_gradient_beyond_the_
     batch, logprobs = one_token(advantage, old=0.5, new=new)
     _, gradient = evaluate(grpo(beta=0.0), logprobs, batch)
     assert -float(gradient[0, 1]) == pytest.approx(new / 0.5 * advantage)
-
-
-@pytest.mark.parametrize(("advantage", "new"), [(1.0, 0.9), (-1.0, 0.25)])
-def test_a_token_that_moved_with_its_advantage_has_no_gradient_beyond_the_clip(advantage: float, new: float) -> None:
-    batch, logprobs = one_token(advantage, old=0.5, new=new)
-    assert evaluate(grpo(beta=0.0), logprobs, batch)[1].eq(0).all()
 
 
 # ------------------------------------------------------------------------------------- a second implementation
@@ -170,10 +120,9 @@ RAGGED: Groups = [
 ]
 
 
-@pytest.mark.parametrize(("low", "high", "beta"), [(0.2, 0.2, 0.04), (0.2, 0.28, 0.0), (0.05, 0.5, 1.0)])
-@pytest.mark.parametrize("seed", range(3))
-def test_grpo_equals_a_second_implementation(low: float, high: float, beta: float, seed: int) -> None:
-    batch, logprobs = with_noise(batch_of(*RAGGED), seed)
+@pytest.mark.parametrize(("low", "high", "beta"), [(0.2, 0.28, 0.0), (0.05, 0.5, 1.0)])
+def test_grpo_equals_a_second_implementation(low: float, high: float, beta: float) -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED))
     loss, gradient = evaluate(grpo(clip_low=low, clip_high=high, beta=beta), logprobs, batch)
     expected_loss, expected_gradient = grpo_by_hand(logprobs.numpy(), batch, low, high, beta)
     # The batch's rewards are float32, and so are their advantages.
@@ -203,22 +152,7 @@ def test_the_terms_add_up_to_the_loss() -> None:
 
 
 @EVERY
-@given(groups(), st.integers(1, 60), st.booleans())
-def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(
-    objective: ComposedObjective, members: Groups, budget: int, whole: bool
-) -> None:
-    batch, logprobs = with_noise(batch_of(*members))
-    losses, gradients, start = [], [], 0
-    for micro in batch.microbatches(budget, whole_groups=whole):
-        width = micro.token_ids.shape[1]
-        loss, gradient = evaluate(objective, logprobs[start : start + len(micro), :width], micro)
-        losses.append(loss)
-        gradients.append(pad(gradient, (0, logprobs.shape[1] - width)))
-        start += len(micro)
-    assert_close((torch.stack(losses).sum(), torch.cat(gradients)), evaluate(objective, logprobs, batch))
-
-
-@EVERY
+@FEW
 @given(groups(), st.integers(1, 4))
 def test_padding_does_not_change_the_result(objective: ComposedObjective, members: Groups, columns: int) -> None:
     batch, logprobs = with_noise(batch_of(*members))
@@ -232,36 +166,6 @@ def test_padding_does_not_change_the_result(objective: ComposedObjective, member
     loss, gradient = evaluate(objective, pad(logprobs, (0, columns)), wider)
     assert_close((loss, gradient[:, :-columns]), evaluate(objective, logprobs, batch))
     assert gradient[:, -columns:].eq(0).all()
-
-
-@EVERY
-@given(groups(), st.randoms(use_true_random=False))
-def test_the_order_of_groups_and_rows_does_not_matter(
-    objective: ComposedObjective, members: Groups, random: Random
-) -> None:
-    batch, logprobs = with_noise(batch_of(*members))
-    by_group = [(batch.group == number).nonzero().squeeze(1).tolist() for number in range(len(members))]
-    random.shuffle(by_group)
-    for rows in by_group:
-        random.shuffle(rows)
-    order = torch.tensor([row for rows in by_group for row in rows])
-    loss, gradient = evaluate(objective, logprobs, batch)
-    assert_close(evaluate(objective, logprobs[order], batch.rows(order)), (loss, gradient[order]))
-
-
-@EVERY
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
-@given(groups())
-def test_values_outside_the_mask_are_never_read(objective: ComposedObjective, rubbish: float, members: Groups) -> None:
-    clean, logprobs = with_noise(batch_of(*members))
-
-    def spoilt(values: Tensor) -> Tensor:
-        return values.where(clean.loss_mask, rubbish)
-
-    names = ("old_logprobs", "ref_logprobs", "advantages", "rollout_logprobs")
-    batch = clean.with_(**{name: spoilt(getattr(clean, name)) for name in names})
-    assert_close(evaluate(objective, spoilt(logprobs), batch), evaluate(objective, logprobs, clean))
-    assert evaluate(objective, spoilt(logprobs), batch)[1][~clean.loss_mask].eq(0).all()
 
 
 def test_pieces_receive_0_outside_the_mask() -> None:
@@ -289,6 +193,7 @@ def test_pieces_receive_0_outside_the_mask() -> None:
 
 
 @EVERY
+@FEW
 @given(groups())
 def test_rollouts_that_are_not_trained_on_do_not_change_the_result(
     objective: ComposedObjective, members: Groups
@@ -298,68 +203,12 @@ def test_rollouts_that_are_not_trained_on_do_not_change_the_result(
     absent, _ = with_noise(batch_of(*members))
     at = [row for number in range(len(members)) for row in (batch.group == number).nonzero().squeeze(1).tolist()[2:]]
     width = absent.token_ids.shape[1]
-    assert batch.old_logprobs is not None
-    assert batch.ref_logprobs is not None
     absent = absent.with_(old_logprobs=batch.old_logprobs[at, :width], ref_logprobs=batch.ref_logprobs[at, :width])
     loss, gradient = evaluate(objective, logprobs, batch)
     assert_close((loss, gradient[at, :width]), evaluate(objective, logprobs[at, :width], absent))
 
 
-@EVERY
-@pytest.mark.parametrize(
-    "members",
-    [
-        [[rollout(0), rollout(0)]],
-        [[rollout(3, status="failed")]],
-        [[rollout(2, mask=(False, False))]],
-    ],
-    ids=["empty answers", "no reward", "nothing chosen"],
-)
-def test_a_batch_without_a_trained_token_has_loss_0_and_no_gradient(
-    objective: ComposedObjective, members: Groups
-) -> None:
-    batch, logprobs = with_noise(batch_of(*members))
-    loss, gradient = evaluate(objective, logprobs, batch)
-    assert loss == 0
-    assert gradient.eq(0).all()
-
-
 # ----------------------------------------------------------------------------------------------- pieces and guards
-
-
-@given(st.floats(-10, 0), st.floats(-10, 0))
-def test_k1_k2_and_k3_are_schulmans_estimators(logprob: float, ref: float) -> None:
-    pair = torch.tensor(logprob, dtype=torch.float64), torch.tensor(ref, dtype=torch.float64)
-    d = logprob - ref
-    assert float(k1(*pair)) == pytest.approx(d, abs=1e-12)
-    assert float(k2(*pair)) == pytest.approx(d * d / 2, abs=1e-12)
-    assert float(k3(*pair)) == pytest.approx(math.exp(-d) - 1 + d, rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("divergence", "expected"), [(k1, "nothing"), (k2, "KL(policy, reference)"), (k3, "KL(reference, policy)")]
-)
-def test_the_gradient_of_a_divergence_in_the_loss_is_as_documented(divergence: Divergence, expected: str) -> None:
-    noise = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    logits, reference = noise[0].requires_grad_(), noise[1].detach().log_softmax(-1)
-    policy = logits.log_softmax(-1)
-    truth = {
-        "nothing": 0 * logits.sum(),
-        "KL(policy, reference)": (policy.exp() * (policy - reference)).sum(),
-        "KL(reference, policy)": (reference.exp() * (reference - policy)).sum(),
-    }
-    sampled = (policy.exp().detach() * divergence(policy, reference)).sum()  # the exact mean over sampled tokens
-    assert_close(*(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (sampled, truth[expected])))
-
-
-@pytest.mark.parametrize("distance", [-1000.0, -25.0, 25.0, 1000.0])
-def test_a_token_far_from_the_old_policy_or_the_reference_does_not_overflow(distance: float) -> None:
-    batch, logprobs = one_token(-1.0, old=0.5, new=0.5)
-    for advantage in (-1.0, 1.0):
-        far = batch.with_(advantages=torch.full_like(logprobs, advantage))
-        loss, gradient = evaluate(grpo(beta=0.04), (logprobs + distance).float(), far)
-        assert loss.isfinite()
-        assert gradient.isfinite().all()
 
 
 def test_a_token_far_more_likely_than_under_the_reference_is_still_pulled_down() -> None:
@@ -380,12 +229,6 @@ def test_an_input_that_the_batch_lacks_is_named(missing: str) -> None:
     batch, logprobs = with_noise(batch_of([rollout(), rollout(2, 1.0)]))
     with pytest.raises(ValueError, match=missing):
         evaluate(grpo(), logprobs, batch.with_(**{missing: None}))
-
-
-def test_grpo_requires_a_reference_only_if_beta_is_above_0() -> None:
-    assert grpo().requires.reference
-    assert not grpo(beta=0.0).requires.reference
-    assert not grpo().requires.entropy
 
 
 def test_the_weights_have_the_values_that_their_names_promise() -> None:

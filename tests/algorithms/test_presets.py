@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -16,6 +17,9 @@ from toys import assert_close, batch_of, evaluate, groups, rollout, with_noise
 
 from outdo.algorithms.objectives import presets
 from outdo.algorithms.objectives.base import ComposedObjective
+from outdo.algorithms.objectives.divergences import k1, k2
+from outdo.algorithms.objectives.surrogates import log_likelihood, unclipped
+from outdo.algorithms.objectives.weights import token_mean, total
 from outdo.types import Rollout
 
 Groups = list[list[Rollout]]
@@ -30,8 +34,21 @@ PRESETS: dict[str, ComposedObjective] = {
     for name, make in vars(presets).items()
     if inspect.isfunction(make) and make.__module__ == presets.__name__
 }
+SHAPES = {
+    **{
+        name: PRESETS[name]
+        for name in (
+            *("grpo", "dr_grpo", "ppo", "reinforce", "gspo", "gspo_token", "luspo", "rloo_clip", "gmpo", "vespo"),
+            *("prime_rl", "clip_cov", "kl_cov"),
+        )
+    },
+    "a mean over tokens, k2": ComposedObjective(surrogate=unclipped, weight=token_mean, beta=0.1, divergence=k2),
+    "a sum, k1": ComposedObjective(surrogate=log_likelihood, weight=total, beta=0.1, divergence=k1),
+}
+"""Each level, weight and batch transform, and each surrogate that reads more than one token."""
 EVERY = pytest.mark.parametrize("objective", PRESETS.values(), ids=PRESETS)
-FEW = settings(max_examples=20)
+EVERY_SHAPE = pytest.mark.parametrize("objective", SHAPES.values(), ids=SHAPES)
+FEW = settings(max_examples=12)
 
 
 # ------------------------------------------------------------------------------------------- the presets, by hand
@@ -143,12 +160,9 @@ def test_every_preset_has_a_second_implementation() -> None:
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_preset_equals_a_second_implementation_of_its_equation(name: str, seed: int) -> None:
-    batch, logprobs = with_noise(batch_of(*RAGGED), seed)
+def test_a_preset_equals_a_second_implementation_of_its_equation(name: str) -> None:
+    batch, logprobs = with_noise(batch_of(*RAGGED))
     logprobs = -logprobs.abs()  # probabilities
-    assert batch.advantages is not None
-    assert batch.old_logprobs is not None
     batch = batch.with_(rollout_logprobs=batch.old_logprobs)  # for prime-rl's
     terms, mean = BY_HAND[name]
     answers = [i for i in range(len(batch)) if batch.loss_mask[i].any()]
@@ -174,7 +188,7 @@ def test_a_preset_equals_a_second_implementation_of_its_equation(name: str, seed
 # -------------------------------------------------------------------------------- what must not change the result
 
 
-@EVERY
+@EVERY_SHAPE
 @FEW
 @given(groups(), st.integers(1, 60))
 def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(
@@ -192,7 +206,7 @@ def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(
     assert_close((torch.stack(losses).sum(), torch.cat(gradients)), evaluate(objective, logprobs, batch))
 
 
-@EVERY
+@EVERY_SHAPE
 @FEW
 @given(groups(), st.randoms(use_true_random=False))
 def test_the_order_of_groups_and_rows_does_not_matter(
@@ -208,10 +222,9 @@ def test_the_order_of_groups_and_rows_does_not_matter(
 
 
 @EVERY
-@FEW
-@given(groups(), st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_values_outside_the_mask_are_never_read(objective: ComposedObjective, members: Groups, rubbish: float) -> None:
-    clean, logprobs = with_noise(batch_of(*members))
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
+def test_values_outside_the_mask_are_never_read(objective: ComposedObjective, rubbish: float) -> None:
+    clean, logprobs = with_noise(batch_of(*RAGGED, [rollout(2, 1.0, mask=(False, False))]))
 
     def spoilt(values: Tensor) -> Tensor:
         return values.where(clean.loss_mask, rubbish)
@@ -225,21 +238,25 @@ def test_values_outside_the_mask_are_never_read(objective: ComposedObjective, me
 
 
 @EVERY
-@pytest.mark.parametrize("distance", [-1000.0, 1000.0])
-@pytest.mark.parametrize("advantage", [-1.0, 1.0])
-def test_loss_and_gradient_do_not_overflow_in_float32(
-    objective: ComposedObjective, distance: float, advantage: float
-) -> None:
+def test_loss_and_gradient_do_not_overflow_in_float32(objective: ComposedObjective) -> None:
     batch, old = with_noise(batch_of([rollout(2)]))
-    batch = batch.with_(old_logprobs=old, ref_logprobs=old, advantages=torch.full_like(old, advantage))
-    loss, gradient = evaluate(objective, (old + distance).float(), objective.prepare(batch))
-    assert loss.isfinite()
-    assert gradient.isfinite().all()
+    for distance, advantage in product((-1000.0, -25.0, 25.0, 1000.0), (-1.0, 1.0)):
+        far = batch.with_(old_logprobs=old, ref_logprobs=old, advantages=torch.full_like(old, advantage))
+        loss, gradient = evaluate(objective, (old + distance).float(), objective.prepare(far))
+        assert loss.isfinite(), (distance, advantage)
+        assert gradient.isfinite().all(), (distance, advantage)
 
 
 @EVERY
-def test_a_batch_without_a_trained_token_has_loss_0(objective: ComposedObjective) -> None:
-    batch, logprobs = with_noise(batch_of([rollout(0), rollout(2, mask=(False, False))]))
+@pytest.mark.parametrize(
+    "members",
+    [[rollout(0), rollout(2, mask=(False, False))], [rollout(3, status="failed")]],
+    ids=["nothing chosen", "no reward"],
+)
+def test_a_batch_without_a_trained_token_has_loss_0_and_no_gradient(
+    objective: ComposedObjective, members: list[Rollout]
+) -> None:
+    batch, logprobs = with_noise(batch_of(members))
     loss, gradient = evaluate(objective, logprobs, objective.prepare(batch))
     assert loss == 0
     assert gradient.eq(0).all()

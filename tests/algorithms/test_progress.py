@@ -48,11 +48,10 @@ def test_progress_is_the_share_of_the_distance_in_nats():
 
 def test_changes_below_the_noise_level_do_not_count_as_movement():
     batch = two_tokens()
-    assert batch.old_logprobs is not None
     assert target_metrics(batch, batch.old_logprobs - NOISE / 10)["target/wrong_way"] == 0.0
     still = essay().prepare(one_context([1.0]).with_(old_logprobs=doubles([[0.0, -NOISE / 10]])))
     assert not movable(still).any()
-    assert target_metrics(still, still.old_logprobs)["target/reached"] == 1.0  # type: ignore[arg-type]
+    assert target_metrics(still, still.old_logprobs)["target/reached"] == 1.0
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.83, 0.0), (0.84, 1.0)])
@@ -66,7 +65,7 @@ def test_a_clip_bound_above_probability_one_is_unreachable(p, expected):
 def test_good_tokens_are_unreachable_if_no_other_token_can_lose_probability():
     batch = one_context([1.0, 1.0])
     batch = essay().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.5, 0.5]))))
-    assert target_metrics(batch, batch.old_logprobs)["target/unreachable"] == 1.0  # type: ignore[arg-type]
+    assert target_metrics(batch, batch.old_logprobs)["target/unreachable"] == 1.0
 
 
 def test_a_batch_without_targets_has_no_metrics():
@@ -76,6 +75,6 @@ def test_a_batch_without_targets_has_no_metrics():
 def test_tokens_merged_in_the_loss_count_once_in_the_metrics():
     batch = one_context([1.0, 1.0, 1.0, -1.0], tokens=[0, 0, 0, 1])
     batch = essay().prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([0.1, 0.5]))))
-    moved = batch.old_logprobs.clone()  # type: ignore[union-attr]
-    moved[:3] = batch.targets[:3]  # type: ignore[index]
+    moved = batch.old_logprobs.clone()
+    moved[:3] = batch.targets[:3]
     assert target_metrics(batch, moved)["target/reached"] == 0.5

@@ -15,7 +15,6 @@ from outdo.algorithms.objectives.target.objective import CAP, target, target_ess
 from outdo.algorithms.objectives.target.rules import (
     clip_rule,
     power_rule,
-    rest,
     target_logprobs,
     tilt_rule,
 )
@@ -30,15 +29,16 @@ DISPUTED = [0.9, 0.06], [0.25, 1.0]
 
 EVERY = pytest.mark.parametrize(
     "objective",
-    [essay(rule=rule, loss=loss, merge=merge) for rule, loss, merge in (
-        ("power", "cross_entropy", "tree"),
-        ("tilt", "cross_entropy", "none"),
-        ("clip", "cross_entropy", "tree"),
-        ("power", "squared", "tree"),
-        ("clip", "hinge", "none"),
-    )] + [target(), target(unsampled="fixed", limit=0.5)],
-    ids=["power", "tilt apart", "clip", "squared", "hinge apart", "default", "fixed"],
-)  # fmt: skip
+    [
+        essay(),
+        essay(rule="tilt", loss="squared", merge="none"),
+        essay(rule="clip", loss="hinge", merge="none"),
+        target(),
+        target(unsampled="fixed", limit=0.5),
+    ],
+    ids=["power", "tilt, squared, apart", "clip, hinge, apart", "default", "fixed"],
+)
+FEW = settings(max_examples=12)
 
 
 def targets_of(
@@ -60,11 +60,6 @@ def test_targets_of_footnote_3_of_the_essay_sum_to_more_than_one_and_are_reduced
     assert_close(targets_of(*FOOTNOTE), doubles([0.3125, 0.3125, 0.3125, 0.0625]))
 
 
-def test_good_tokens_of_footnote_3_get_the_root_of_order_1_192():
-    kappa = math.log(0.25) / float(targets_of(*FOOTNOTE)[0].log())
-    assert kappa == pytest.approx(1.192, abs=5e-4)
-
-
 @pytest.mark.parametrize(
     ("context", "expected"),
     [
@@ -79,12 +74,6 @@ def test_targets_of_good_tokens_fit_the_free_probability_mass(context, expected)
     assert [round(value, 3) for value in found.tolist()] == expected
     room = 1 - 0.5 * (1 - sum(context[0]))
     assert float(found.sum()) == pytest.approx(room, abs=1e-9)
-
-
-def test_unsampled_tokens_keep_the_given_share_of_their_probability():
-    for keep in (0.0, 0.3, 1.0):
-        left = 1 - float(targets_of(*UNSAMPLED, keep=keep).sum())
-        assert left == pytest.approx(keep * 0.2, abs=1e-9)
 
 
 def test_a_single_good_token_gets_its_square_root_and_a_single_bad_one_its_square():
@@ -105,29 +94,11 @@ def test_the_targets_of_the_tilt_and_clip_rules():
     assert_close(clip_rule(0.2, 0.3)(logprobs, sign, full).exp(), doubles([0.13, 0.08]))
 
 
-contexts = st.lists(
-    st.tuples(st.floats(1e-6, 1.0), st.floats(-1.0, 1.0) | st.sampled_from([1.0, -1.0, 0.0])), min_size=1, max_size=6
-)
-RULES = st.sampled_from([power_rule(2.0), power_rule(5.0), tilt_rule(3.0), clip_rule(0.2, 0.5)])
-
-
-@given(contexts, st.floats(0.0, 1.0), RULES, st.floats(0.0, 1.0))
-def test_targets_sum_to_at_most_one_and_never_oppose_the_sign(tokens, unsampled, rule, keep):
-    share = doubles([weight for weight, _ in tokens])
-    logprobs = (share / share.sum() * (1 - unsampled)).clamp(min=1e-12).log()
-    sign, context = doubles([s for _, s in tokens]), torch.zeros(len(tokens), dtype=torch.int64)
-    found = target_logprobs(logprobs, sign, context, rule=rule, keep=keep)
-    left = float(rest(logprobs, context))
-    assert float(found.exp().sum()) <= 1 - keep * left + 1e-9
-    assert ((found - logprobs) * sign >= -1e-9).all()
-
-
 # -------------------------------------------------------------------------------------------------- the prefix tree
 
 
 def targets_in(batch: Batch, **options: str) -> Tensor:
-    targets = essay(**options).prepare(batch).targets  # type: ignore[arg-type]
-    assert targets is not None
+    targets = essay(**options).prepare(batch).targets
     return targets
 
 
@@ -197,21 +168,21 @@ def after_descent(batch: Batch, logits: Tensor, objective, *, rate: float, steps
     return logits.softmax(0).detach()
 
 
-@pytest.mark.parametrize("context", [FOOTNOTE, UNSAMPLED, TWO_GOOD, DISPUTED])
+@pytest.mark.parametrize("context", [UNSAMPLED, DISPUTED], ids=["a fifth unsampled", "disputed"])
 def test_cross_entropy_converges_to_the_targets(context):
     probabilities, signs = context
     objective, batch = essay(), one_context(signs)
     batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary(probabilities))))
-    found = after_descent(batch, vocabulary(probabilities), objective, rate=2.0, steps=3000)
+    found = after_descent(batch, vocabulary(probabilities), objective, rate=3.0, steps=600)
     assert_close(found[: len(signs)], targets_of(*context), tolerance=1e-4)
 
 
-@pytest.mark.parametrize(("p", "sign"), [(0.25, 1.0), (0.9, 1.0), (0.01, 1.0), (0.25, -1.0), (0.9, -1.0)])
+@pytest.mark.parametrize(("p", "sign"), [(0.01, 1.0), (0.9, -1.0)])
 def test_squared_converges_to_the_target_and_hinge_to_or_beyond_it(p, sign):
     for loss in ("squared", "hinge"):
         objective, batch = essay(loss=loss), one_context([sign])
         batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, vocabulary([p]))))
-        found = float(after_descent(batch, vocabulary([p]), objective, rate=1.0, steps=1000)[0])
+        found = float(after_descent(batch, vocabulary([p]), objective, rate=1.0, steps=400)[0])
         aim = math.exp(float(targets_in(batch)[0, 1]))
         if loss == "squared":
             assert found == pytest.approx(aim, rel=1e-3)
@@ -226,7 +197,7 @@ def test_the_targets_of_squared_and_hinge_are_capped():
     assert_close(targets_in(batch, loss="hinge")[0, 1], doubles([-10.0 - CAP])[0])
 
 
-@pytest.mark.parametrize(("p", "sign"), [(0.3, 1.0), (0.3, -1.0), (1e-6, 1.0), (1e-6, -1.0), (0.99, 1.0), (0.99, -1.0)])
+@pytest.mark.parametrize(("p", "sign"), [(0.3, 1.0), (0.3, -1.0), (1e-6, 1.0), (0.99, -1.0)])
 def test_the_first_step_is_a_policy_gradient_with_a_bounded_weight(p, sign):
     """(τ - p) / (1 - p): √p / (1 + √p) ≤ 1/2 for a good token, -p for a bad one."""
     objective, batch = essay(), one_context([sign]).with_(old_logprobs=doubles([[0.0, math.log(p)]]))
@@ -234,16 +205,6 @@ def test_the_first_step_is_a_policy_gradient_with_a_bounded_weight(p, sign):
     _, gradient = evaluate(objective, doubles([[0.0, math.log(p)]]), batch)
     expected = math.sqrt(p) / (1 + math.sqrt(p)) if sign > 0 else -p
     assert -float(gradient[0, 1]) == pytest.approx(expected, rel=1e-8)
-
-
-def test_the_loss_is_a_sum_over_tokens_without_kl():
-    batch = batch_of(answers((5, 6)), answers((7,)))
-    batch = batch.with_(old_logprobs=torch.full((2, 3), -1.0), advantages=batch.loss_mask.double())
-    objective = essay(loss="hinge")
-    terms = objective(TokenScores(logprobs=torch.full((2, 3), -1.0)), objective.prepare(batch))
-    assert float(terms.loss) == pytest.approx(3 * 0.5)  # each of three tokens is half a nat below its target
-    assert float(terms.divergence) == float(terms.entropy) == 0.0
-    assert not objective.requires.reference
 
 
 def test_float32_stays_finite_and_bounded_without_unsampled_probability():
@@ -284,13 +245,6 @@ def test_a_neutral_context_is_trained_only_with_hold(loss):
     assert (pulled[2:] > 0).all() or loss == "hinge"  # hinge never pulls back
 
 
-def test_targets_keep_the_dtype_of_the_log_probabilities():
-    batch = one_context(UNSAMPLED[1])
-    batch = batch.with_(old_logprobs=logprobs_of(batch, vocabulary(UNSAMPLED[0])))
-    assert targets_in(batch).dtype == torch.float64
-    assert targets_in(batch.with_(old_logprobs=batch.old_logprobs.float())).dtype == torch.float32  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -318,6 +272,7 @@ def test_an_unprepared_batch_is_refused():
 
 
 @EVERY
+@FEW
 @given(trees())
 def test_values_outside_the_mask_do_not_matter(objective, batch):
     now = tabular(batch, 1)
@@ -336,6 +291,7 @@ def test_values_outside_the_mask_do_not_matter(objective, batch):
 
 
 @EVERY
+@FEW
 @given(trees(), st.randoms(use_true_random=False))
 def test_the_order_of_answers_within_a_group_does_not_matter(objective, batch, random):
     now = tabular(batch, 1)
@@ -349,6 +305,7 @@ def test_the_order_of_answers_within_a_group_does_not_matter(objective, batch, r
 
 
 @EVERY
+@FEW
 @given(trees(), st.integers(1, 40))
 def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(objective, batch, budget):
     batch = objective.prepare(batch.with_(rollout_logprobs=tabular(batch, 1)))  # split together with the batch
@@ -360,19 +317,18 @@ def test_microbatch_losses_and_gradients_add_up_to_those_of_the_batch(objective,
     assert_close(pieces, gradient[batch.loss_mask])
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(trees())
 def test_prepared_targets_sum_to_at_most_one_and_never_oppose_the_sign(batch):
     prepared = essay().prepare(batch)
-    assert prepared.targets is not None
     contexts, tokens = prefix_tree(batch)
     for context in contexts[batch.loss_mask].unique():
         here = batch.loss_mask & (contexts == context)
         taken = {int(tokens[b, t]): (b, t) for b, t in here.nonzero().tolist()}
         assert sum(float(prepared.targets[place].exp()) for place in taken.values()) <= 1 + 1e-9
         for token, (b, t) in taken.items():
-            sign = batch.advantages[here & (tokens == token)].clamp(-1, 1).mean()  # type: ignore[index]
-            assert float(sign * (prepared.targets[b, t] - batch.old_logprobs[b, t])) >= -1e-9  # type: ignore[index]
+            sign = batch.advantages[here & (tokens == token)].clamp(-1, 1).mean()
+            assert float(sign * (prepared.targets[b, t] - batch.old_logprobs[b, t])) >= -1e-9
 
 
 # --------------------------------------------------------- where probability comes from, and what a context counts
@@ -381,10 +337,9 @@ def test_prepared_targets_sum_to_at_most_one_and_never_oppose_the_sign(batch):
 def one_target(probabilities: Sequence[float], signs: Sequence[float], **options: object) -> tuple[Tensor, Tensor]:
     """Return the targets of one-token answers of one context, and the gradient of the loss by the logits at π_old."""
     batch, logits = one_context(signs), vocabulary(probabilities).requires_grad_()
-    objective = essay(**options)  # type: ignore[arg-type]
+    objective = essay(**options)
     batch = objective.prepare(batch.with_(old_logprobs=logprobs_of(batch, logits).detach()))
     loss = objective(TokenScores(logprobs=logprobs_of(batch, logits)), batch).loss
-    assert batch.targets is not None
     return batch.targets[:, 1].exp(), torch.autograd.grad(loss, logits)[0]
 
 
@@ -436,6 +391,7 @@ def test_an_advantage_counts_up_to_the_limit():
     assert_close(found, raw / (raw.sum() + 0.8))
 
 
+@FEW
 @given(trees(), st.sampled_from(["share", "fixed"]))
 def test_normalised_targets_are_probabilities(batch, unsampled):
     prepared = essay(unsampled=unsampled, limit=3.0).prepare(batch)
@@ -477,10 +433,11 @@ def test_the_default_is_a_step_of_mirror_descent_in_each_context():
     assert_close(gradient[:2], doubles([0.3, 0.4]) - found)
 
 
+@settings(max_examples=5)
 @given(trees())
 def test_target_and_target_essay_are_these_options(batch):
     for short, long in (
-        (target(), target(**DEFAULT)),  # type: ignore[arg-type]
+        (target(), target(**DEFAULT)),
         (target_essay(), essay()),
         (target_essay(power=3.0, keep=0.25), essay(power=3.0, keep=0.25)),
     ):
@@ -488,11 +445,7 @@ def test_target_and_target_essay_are_these_options(batch):
         assert_close(losses[0], losses[1], tolerance=0.0)
 
 
-def test_target_essay_refuses_a_power_that_is_no_power():
-    with pytest.raises(ValueError, match="power must be above 1"):
-        target_essay(power=0.5)
-
-
+@FEW
 @given(trees(), st.sampled_from(["cross_entropy", "squared", "hinge"]))
 def test_a_mean_is_the_sum_divided_by_the_trained_tokens(batch, loss):
     logprobs, (mean, total) = tabular(batch, 3), (target(loss=loss, reduction=name) for name in ("mean", "sum"))
@@ -502,11 +455,11 @@ def test_a_mean_is_the_sum_divided_by_the_trained_tokens(batch, loss):
     assert_close(gradient * max(1, batch.totals.tokens), sum_gradient)
 
 
+@settings(max_examples=20)
 @given(trees(), st.sampled_from(["share", "absorb", "fixed"]), st.sampled_from(["cross_entropy", "squared", "hinge"]))
 def test_the_loss_is_0_at_the_targets_and_nowhere_below(batch, unsampled, loss):
     objective = target(unsampled=unsampled, loss=loss, reduction="sum")
     batch = objective.prepare(batch)
-    assert batch.targets is not None
     at_targets, _ = evaluate(objective, batch.targets.where(batch.loss_mask, 0.0), batch)
     elsewhere, _ = evaluate(objective, tabular(batch, 4), batch)
     assert abs(float(at_targets)) < 1e-6

@@ -5,21 +5,17 @@ note from PPO to GRPO, and CS336's fifth assignment (spring 2025).
 """
 
 import io
-import math
 
 import pytest
 import torch
 from contexts import essay
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 from toys import assert_close, batch_of, rollout
 
 from outdo.algorithms.advantages import generalised_advantages, group_standardised
 from outdo.algorithms.objectives.base import ComposedObjective
-from outdo.algorithms.objectives.divergences import k3
-from outdo.algorithms.objectives.presets import grpo, grpo_clip, gspo
+from outdo.algorithms.objectives.presets import grpo, grpo_clip
 from outdo.algorithms.objectives.surrogates import clip, unclipped
 from outdo.algorithms.objectives.weights import total
 from outdo.extras.explain.command import run_example
@@ -72,25 +68,7 @@ def test_the_objective_is_constant_beyond_the_clip_bound() -> None:
 # ----------------------------------------------------------------------------------- the essay's claims about them
 
 
-def test_the_advantage_cannot_be_factored_out_of_the_minimum() -> None:
-    # The essay factors Â out of min[ρ Â, clip(ρ) Â]. For Â < 0 that reverses the minimum: in the last row of Example 3
-    # Â min[ρ, clip(ρ)] would be -.111, but the row itself prints -.800.
-    (point,) = table(grpo_clip(), old=0.9, news=[0.1], advantage=-1.0)
-    factored = point.advantage * min(point.ratio, max(0.8, min(point.ratio, 1.2)))
-    assert f"{factored:.3f}" == "-0.111"
-    assert f"{point.objective:.3f}" == "-0.800"
-
-
-@pytest.mark.parametrize(("advantage", "new"), [(-1.0, 0.9), (1.0, 0.2)])
-def test_outside_the_clipping_window_the_objective_is_flat_only_on_one_side(advantage: float, new: float) -> None:
-    # "Outside the clipping window, the ratio term goes flat": not if the token moved against its advantage.
-    (wrong_way,) = table(grpo_clip(), old=0.5, news=[new], advantage=advantage)
-    assert abs(wrong_way.ratio - 1) > 0.2
-    assert wrong_way.policy_gradient == pytest.approx(advantage / 0.5)
-
-
-@settings(max_examples=20)
-@given(st.floats(0.01, 1.0))
+@pytest.mark.parametrize("old", [0.01, 0.83, 0.84, 1.0])
 def test_a_token_above_1_over_1_plus_epsilon_never_reaches_its_bound(old: float) -> None:
     explanation = explain(grpo_clip(), old=old, new=old, advantage=1.0)
     assert explanation.bound == pytest.approx(1.2 * old)
@@ -98,8 +76,9 @@ def test_a_token_above_1_over_1_plus_epsilon_never_reaches_its_bound(old: float)
     assert explanation.destination == pytest.approx(min(1.2 * old, 1.0))
 
 
-@settings(max_examples=20)
-@given(st.floats(0.01, 0.8), st.floats(1e-6, 0.999), st.floats(0.001, 1.0), st.floats(1.001, 10.0))
+@pytest.mark.parametrize(
+    ("old", "ref", "beta", "more"), [(0.01, 0.999, 0.04, 1.001), (0.8, 1e-6, 1.0, 1.001), (0.5, 0.1, 0.001, 10.0)]
+)
 def test_with_an_advantage_above_beta_no_reference_stops_a_token_before_its_bound(
     old: float, ref: float, beta: float, more: float
 ) -> None:
@@ -161,12 +140,6 @@ def rounded(values: Tensor) -> set[str]:
     return {f"{value:.4f}" for value in values.tolist()}
 
 
-def test_the_means_and_deviations_of_the_course() -> None:
-    groups = REWARDS.view(2, 4)
-    assert rounded(groups.mean(1)) == {"0.5000"}
-    assert rounded(groups.std(1)) == {"0.5774"}
-
-
 def test_the_course_prints_advantages_that_its_code_does_not_give() -> None:
     # It prints .8659 for the right answers and -.8660 for the wrong ones. Its eps of 1e-8 gives ±.8660; TRL's 1e-4
     # gives ±.8659. No eps makes the two differ.
@@ -199,59 +172,6 @@ def test_the_ratios_of_the_course(new: float, advantage: float, ratio: float, cl
     assert point.clipped_ratio == pytest.approx(clipped)
 
 
-def course_kl(new: Tensor, old: Tensor) -> Tensor:
-    """Compute the course's `per_token_kl`, which applies a softmax over positions to both log-probabilities [B, T]."""
-    return (old.softmax(-1) * (old.log_softmax(-1) - new.log_softmax(-1))).sum(-1, keepdim=True)
-
-
-@pytest.fixture
-def rows() -> tuple[Tensor, Tensor]:
-    """Return log πθ of the sampled tokens and log π_old. [2, 5]"""
-    noise = torch.randn(2, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return -noise[0].abs(), -noise[1].abs()
-
-
-def test_the_per_token_kl_of_the_course_is_not_per_token(rows: tuple[Tensor, Tensor]) -> None:
-    new, old = rows
-    assert (
-        torch.nn.functional.kl_div(new.log_softmax(-1), old.softmax(-1), reduction="none")
-        .sum(dim=-1, keepdim=True)
-        .allclose(course_kl(new, old))
-    )
-    assert course_kl(new, old).shape == (2, 1)
-    assert k3(new, old).shape == (2, 5)
-
-
-def test_the_per_token_kl_of_the_course_is_0_for_answers_of_one_token(rows: tuple[Tensor, Tensor]) -> None:
-    new, old = (each[:, :1] for each in rows)
-    assert course_kl(new, old).eq(0).all()
-    assert k3(new, old).gt(0).all()
-
-
-def test_the_per_token_kl_of_the_course_ignores_a_shift_of_all_log_probabilities(rows: tuple[Tensor, Tensor]) -> None:
-    new, old = rows
-    assert_close(course_kl(new - 3.0, old), course_kl(new, old))
-    assert (k3(new - 3.0, old) - k3(new, old)).abs().min() > 0.1
-
-
-def test_the_gradient_of_the_per_token_kl_of_the_course_sums_to_0_over_an_answer(rows: tuple[Tensor, Tensor]) -> None:
-    new, old = rows
-    leaf = new.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(course_kl(leaf, old).sum(), leaf)
-    assert gradient.abs().max() > 0.01
-    assert_close(gradient.sum(-1), torch.zeros(2, dtype=torch.float64))
-
-
-def test_the_per_token_kl_of_the_course_is_relative_to_the_old_policy(rows: tuple[Tensor, Tensor]) -> None:
-    # Its second argument is `per_token_logps`, the policy before the update, which the course calls the reference. So
-    # it is 0 at the first update of a batch, no matter how far the policy has moved. Its direction is KL(old‖new).
-    new, old = rows
-    assert_close(course_kl(old, old), torch.zeros(2, 1, dtype=torch.float64))
-    p, q = old.softmax(-1), new.softmax(-1)
-    assert_close(course_kl(new, old), (p * (p / q).log()).sum(-1, keepdim=True))
-    assert not course_kl(new, old).allclose((q * (q / p).log()).sum(-1, keepdim=True))
-
-
 # ------------------------------------------------------------------------------------------------ from PPO to GRPO
 
 
@@ -273,41 +193,7 @@ def test_the_note_omits_lambda_from_the_generalised_advantage() -> None:
     assert first(gamma) - first(gamma * lam) > 0.2
 
 
-def test_gspo_uses_the_geometric_mean_of_the_ratios() -> None:
-    # s_i = (πθ(o_i) / π_old(o_i))^(1/|o_i|), the two forms that the note prints.
-    old, new = [0.5, 0.2, 0.9], [0.6, 0.3, 0.3]
-    batch = batch_of([rollout(3)])
-
-    def row(probabilities: list[float]) -> Tensor:
-        return torch.tensor([[1.0, *probabilities]], dtype=torch.float64).log()
-
-    batch = batch.with_(old_logprobs=row(old), advantages=torch.full((1, 4), 2.0, dtype=torch.float64))
-    terms = gspo(clip_low=0.9, clip_high=9.0)(TokenScores(logprobs=row(new)), batch)
-    whole = math.prod(new) / math.prod(old)
-    assert terms.policy.item() == pytest.approx(2.0 * whole ** (1 / 3))
-    logs = [math.log(n / o) for n, o in zip(new, old, strict=True)]
-    assert whole ** (1 / 3) == pytest.approx(math.exp(sum(logs) / 3))
-
-
 # ---------------------------------------------------------------------------------------------------------- CS336
-
-PROBABILITY = st.floats(0.01, 1.0)
-
-
-@given(st.floats(-5, 5), PROBABILITY, PROBABILITY, st.floats(0.01, 0.9))
-def test_the_clipped_objective_equals_equation_30_for_both_signs_of_the_advantage(
-    advantage: float, old: float, new: float, epsilon: float
-) -> None:
-    # Equation 30: g(ε, A) = (1 + ε) A for A ≥ 0 and (1 - ε) A for A < 0; the objective is min(ρ A, g(ε, A)).
-    (point,) = table(grpo_clip(clip_low=epsilon, clip_high=epsilon), old=old, news=[new], advantage=advantage)
-    g = (1 + epsilon) * advantage if advantage >= 0 else (1 - epsilon) * advantage
-    assert point.objective == pytest.approx(min(point.ratio * advantage, g), rel=1e-9, abs=1e-9)
-
-
-def test_equation_28_subtracts_the_mean_and_divides_by_the_deviation_plus_eps() -> None:
-    rewards, group = torch.tensor([3.0, 1.0, 2.0]), torch.zeros(3, dtype=torch.int64)
-    expected = (rewards - rewards.mean()) / (rewards.std() + 0.5)
-    assert_close(group_standardised(rewards, group, eps=0.5), expected, tolerance=1e-6)
 
 
 def test_the_expectation_of_equation_29_is_over_the_old_policy() -> None:

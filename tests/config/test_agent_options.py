@@ -60,15 +60,10 @@ def test_an_agent_is_told_by_its_signature(name: str, options: dict[str, Any], a
         ("agent", {}, 'environment.run: expected "file.py:function"'),
         ("agent", {"run": "agent.py:rum"}, 'agent.py has no "rum"; did you mean run?'),
         ("agent.py:run", {"round": 2}, "environment.round: unknown option; did you mean rounds?"),
-        ("agent.py:run", {"turns": 2}, "environment.turns: unknown option"),
         ("agent.py:run", {"base_url": "a"}, "environment.base_url: outdo sets it itself"),
-        ("agent.py:short", {"api_key": "a"}, "environment.api_key: outdo sets it itself"),
         ("agent.py:run", {"calls": 0}, "environment.calls: expected a whole number of 1 or more"),
-        ("agent.py:run", {"timeout": 0}, "environment.timeout: expected a number above 0"),
         ("agent.py:plain", {}, "environment.must: required by agent.py:plain"),
         ("agent", {"run": "agent.py:no_row"}, "has no parameter for the row"),
-        ("agent", {"run": "agent.py:Workflow", "round": 2}, "did you mean rounds?"),
-        ("agnt", {}, 'nothing is called "agnt"; did you mean agent?'),
     ],
 )
 def test_a_wrong_agent_is_refused_in_one_sentence(name: str, options: dict[str, Any], mistake: str) -> None:

@@ -17,13 +17,9 @@ FOUR = "cluster.replicas=4"
         (["attention=ulises"], 'attention: nothing is called "ulises"; did you mean ulysses?'),
         (["attention=eager"], "expected auto, shared, padded, flash_attention_2, flex_attention, ulysses"),
         (["attention={name='shared', replicas=2}"], "attention.replicas: unknown option; shared takes no options"),
-        ([FOUR, "attention={name='ulysses', parts=2}"], "attention.parts: unknown option; ulysses takes replicas"),
         (["attention=ulysses"], 'attention = "ulysses": replicas share each sequence; set cluster.replicas to 2 or'),
         ([FOUR, "attention={name='ulysses', replicas=1}"], "attention.replicas: expected a whole number of 2 or more"),
-        ([FOUR, "attention={name='ulysses', replicas=true}"], "attention.replicas: expected a whole number of 2"),
-        ([FOUR, "attention={name='ulysses', replicas='2'}"], "attention.replicas: expected a whole number of 2"),
         ([FOUR, "attention={name='ulysses', replicas=3}"], "attention.replicas = 3: does not divide cluster.replicas"),
-        ([FOUR, "attention={name='ulysses', replicas=8}"], "attention.replicas = 8: does not divide cluster.replicas"),
     ],
 )
 def test_a_mistake_in_the_attention_is_one_sentence(overrides: list[str], sentence: str):

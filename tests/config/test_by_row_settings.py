@@ -21,7 +21,6 @@ def test_rows_name_an_environment_or_none() -> None:
     piece = by_row(environments={"calculator": TOOLS, "game": GAME}, column="kind")
     assert list(environment_mistakes(piece)) == []
     rows = row_environments(piece)
-    assert rows is not None
     given = [{"kind": "game"}, {"kind": None}, {"kind": ""}, {"environment": "game"}]
     assert [rows.name_in(row) for row in given] == ["game", None, None, None]
     with pytest.raises(ValueError, match=r'"kind" names an environment "gam" that .* not have; did you mean game\?'):
@@ -35,17 +34,11 @@ def test_rows_name_an_environment_or_none() -> None:
             {"environments": {"a": "outdo.extras.quickstart.guessing:Gme"}},
             'environments.a: "outdo.extras.quickstart.guess',
         ),
-        ({"environments": {"a": {"name": "tols"}}}, 'environments.a: nothing is called "tols"; did you mean tools?'),
         ({"environments": {"a": {**TOOLS, "turns": 0}}}, "environments.a.turns: expected a whole number"),
-        ({"environments": {"a": {**TOOLS, "turn": 2}}}, "environments.a.turn: unknown option; did you mean turns?"),
         ({"environments": {"a": "by_row"}}, "environments.a: rows name one environment, which is not by_row again"),
         ({"environments": {"a": GAME}, "turns": 3}, "turns: unknown option; by_row takes environments, column"),
-        ({"environments": {"a": GAME}, "colum": "b"}, "colum: unknown option; did you mean column?"),
         ({"environments": {"a": GAME}, "column": 3}, "column: expected the name of a column, found 3"),
         ({"environments": [GAME]}, "environments: expected a table such as"),
-        ({"environments": {"a": 3}}, "environments: expected a table such as"),
-        ({"environments": {}}, "environments: expected a table such as"),
-        ({}, "environments: expected a table such as"),
     ],
 )
 def test_environments_that_cannot_be_are_refused(options: dict[str, Any], mistake: str) -> None:

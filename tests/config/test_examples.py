@@ -19,11 +19,6 @@ def test_every_setting_of_an_example_exists_and_has_an_effect(path):
     assert [note for note in notes if "has no effect" in note] == []
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_an_example_tells_how_to_start_it(path):
-    assert f"outdo train examples/{path.name}" in path.read_text(encoding="utf-8")
-
-
 def test_the_right_one_of_two_solutions_is_preferred():
     pairs = comparisons_from(str(EXAMPLES / "sums_pairs.jsonl"), "pairs", {})
     assert len(pairs) == 300

@@ -3,19 +3,17 @@
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.config.file import commented, dump, load, schema
-from outdo.config.recipe import Recipe, run_folder
+from outdo.config.file import commented, dump, load
+from outdo.config.recipe import Recipe
 from outdo.config.settings import leaves, settings
 from outdo.run.build.build import sampling_params
 from outdo.utils.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 NEEDED = ["model=m", "data.path=x.jsonl"]
 
 
@@ -41,12 +39,6 @@ def test_a_recipe_has_few_settings():
     assert len(leaves()) <= 80
 
 
-def test_each_setting_is_explained_in_one_line():
-    for key, setting in settings().items():
-        assert setting.description, key
-        assert "\n" not in setting.description
-
-
 def test_overrides_replace_settings_of_the_file(recipe):
     path = recipe('model = "m"\n[data]\npath = "x.jsonl"\n[optim]\nlr = 1e-5\nclip_norm = 3.0\n')
     loaded = load(path, ["optim.lr=2e-6", "sampling.stop=['\\n\\n']", "data.shuffle=false"])
@@ -59,13 +51,6 @@ def test_one_list_holds_the_texts_and_the_token_ids_that_end_an_answer():
     assert (params.stop, params.stop_token_ids) == (("END", "7"), (7,))
 
 
-def test_text_needs_no_quotes_on_the_command_line():
-    loaded = load(
-        None, [*NEEDED, "run=7", "data.system=2024-01-01", "rewards=exact", "data.template={prompt}={system}"]
-    )
-    assert (loaded.run, loaded.data.system, loaded.data.template) == ("7", "2024-01-01", "{prompt}={system}")
-
-
 def test_an_empty_override_restores_the_default(recipe):
     path = recipe('model = "m"\nsteps = 7\n[data]\npath = "x.jsonl"\neval_path = "y.jsonl"\n')
     loaded = load(path, ["steps=", "data.eval_path="])
@@ -76,10 +61,6 @@ def test_an_empty_override_restores_the_default(recipe):
 def test_an_option_of_a_piece_can_be_set_alone(recipe, train):
     loaded = load(recipe(train), [*NEEDED, "train.objective.beta=0"])
     assert (loaded.train.objective.name, loaded.train.objective.options) == ("grpo", {"beta": 0})
-
-
-def test_an_override_sets_one_setting_and_no_other():
-    assert load(None, [*NEEDED, "data.system=1\nseed = 5"]).seed == 0
 
 
 def test_yaml_gives_the_same_recipe_as_toml(recipe):
@@ -119,21 +100,6 @@ def test_any_text_and_number_survives_dump_and_load(tmp_path_factory, text, lr, 
     path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
     path.write_text(dump(written), encoding="utf-8", newline="")
     assert load(path) == written
-
-
-def test_the_schema_has_every_section():
-    assert {"model", "data", "train", "optim"} <= schema()["properties"].keys()
-
-
-def test_the_schema_accepts_a_piece_as_a_name_or_as_a_table():
-    train = schema()["$defs"]["Train"]["properties"]
-    for piece in (train["objective"], train["advantage"], schema()["properties"]["rewards"]):
-        assert [kind["type"] for kind in piece["anyOf"]][:2] == ["string", "object"]
-
-
-def test_a_run_name_is_a_folder_in_runs_and_a_path_is_itself():
-    assert str(run_folder("first")) == "runs/first"
-    assert str(run_folder("/data/first")) == "/data/first"
 
 
 # ------------------------------------------------------------------------------------------------------------ mistakes
@@ -183,11 +149,8 @@ def test_all_mistakes_are_reported_at_once(recipe):
     ("override", "sentence"),
     [
         ("train.micro_batch_tokens=-3", "train.micro_batch_tokens: expected 1 or more or 'auto', found -3"),
-        ("train.micro_batch_tokens=all", "train.micro_batch_tokens: expected a whole number or 'auto', found \"all\""),
         ("sampling.stop=[2.5]", "sampling.stop.0: expected text or a whole number, found 2.5"),
-        ("optim.schedule=cosin", 'optim.schedule: nothing is called "cosin"; did you mean cosine?'),
         ("reference.sync.mix=0.5", "reference.sync.every: required"),
-        ("optim.lr=nan", "optim.lr: expected a finite number, found nan"),
         ("optim.lr=-1e-6", "optim.lr: expected a number above 0.0, found -1e-06"),
     ],
 )
@@ -206,13 +169,7 @@ def test_a_setting_of_several_kinds_gets_one_sentence(override, sentence):
         ("a: &x [1]\nb: [*x, *x]", "r.yaml", "line 2: aliases (*) are not accepted"),
         ("model: !!python/object/apply:os.system [id]", "r.yaml", "line 1: tags (!) are not accepted"),
         ("model: m\nmodel: n", "r.yaml", "line 2: model is given twice"),
-        ("optim: {lr: 1e-6}", "r.yaml", "in YAML write 1.0e-6"),
-        ("- a\n- b", "r.yaml", "expected a table of settings"),
-        ("a: [", "r.yaml", "not valid YAML"),
-        ("x: 2024-13-99", "r.yaml", "not valid YAML"),
-        ("[" * 5000, "r.yaml", "nested too deeply"),
         (f"seed: {'[' * 25}{']' * 25}", "r.yaml", "line 1: nested too deeply"),
-        ("1: 2", "r.yaml", "expected a name as key"),
     ],
 )
 def test_a_file_that_is_not_a_recipe_is_refused_with_the_reason(recipe, text, name, sentence):

@@ -50,14 +50,6 @@ def test_file_names_stand_in_place_of_all_local_paths(recipe: Recipe, tmp_path: 
     assert 'api_key = { file = "key" }' in published or 'api_key = {file = "key"}' in published
 
 
-def test_names_on_the_hub_and_other_settings_stay(recipe: Recipe):
-    hub = recipe.model_copy(update={"model": "Qwen/Qwen3-0.6B"})
-    assert with_file_names(hub).model == "Qwen/Qwen3-0.6B"
-    assert with_file_names(hub).train.model_copy(update={"objective": None}) == hub.train.model_copy(
-        update={"objective": None}
-    )
-
-
 def test_the_code_that_a_recipe_names_is_listed(recipe: Recipe, tmp_path: Path):
     assert code_of(with_absolute_paths(recipe)) == [f"{tmp_path}/mine.py:score", f"{tmp_path}/mine.py:push"]
     assert code_of(load(None, ["model=m", "data.path=x.jsonl"])) == []

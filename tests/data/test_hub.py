@@ -2,15 +2,13 @@
 
 import json
 import os
-import sys
-import types
 
 import pytest
 
 from outdo.config.file import load
 from outdo.config.paths import with_absolute_paths
 from outdo.data import files
-from outdo.data.data_set_names import DatasetName, folder_data_set, hub_data_set
+from outdo.data.data_set_names import DatasetName, hub_data_set
 from outdo.data.files import read_rows
 from outdo.data.splits import load_questions
 from outdo.data.stored_rows import open_rows
@@ -69,27 +67,6 @@ def test_a_name_on_the_hub_has_a_configuration_a_revision_and_a_split(path, part
     assert str(hub_data_set(path)) == path
 
 
-@pytest.mark.parametrize("path", ["data/gsm8k", "./a/b", "../a/b", "a/../b", "a/b/c/d", "gsm8k", "a/b:c d", "~/a/b"])
-def test_a_path_is_no_name_on_the_hub(path, copy):
-    assert hub_data_set(path) is None
-
-
-def test_configuration_revision_and_split_reach_the_library(monkeypatch):
-    requests = []
-
-    def load_dataset(path, **options):
-        requests.append((path, options))
-        return [{"question": "a"}]
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    for path in ("openai/gsm8k", "openai/gsm8k/main@v1:test"):
-        assert questions(path) == ["a"]
-    assert requests == [
-        ("openai/gsm8k", {"split": "train"}),
-        ("openai/gsm8k", {"name": "main", "revision": "v1", "split": "test"}),
-    ]
-
-
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
@@ -135,12 +112,6 @@ def test_a_folder_of_save_to_disk_is_read(tmp_path):
     assert questions(tmp_path / "two:test") == ["b"]
     assert 'has no split "dev" (splits: train, test)' in refusal(tmp_path / "two:dev")
     assert "has no splits; leave :test out" in refusal(tmp_path / "one:test")
-
-
-def test_a_folder_of_files_is_still_no_data_set(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"question": "a"}\n')
-    assert folder_data_set(str(tmp_path)) is None
-    assert "is a folder; name a file in it, such as" in refusal(tmp_path)
 
 
 def test_paths_of_data_sets_become_absolute_so_that_a_run_can_be_resumed_from_anywhere(copy):

@@ -6,7 +6,6 @@ import pytest
 
 from outdo.config.file import RecipeError, dump, load
 from outdo.data.batches import Mixture
-from outdo.data.prompts import Prompts
 from outdo.data.splits import load_questions
 from outdo.utils.errors import UserError
 
@@ -37,20 +36,6 @@ def test_several_files_are_read_one_after_the_other_with_ids_of_their_own(writte
     ]
     assert set(questions.fingerprints) == {"data.path[1]", "data.path[2]"}
     assert "data.path[2]: 2 questions; columns: question -> prompt, answer -> answer" in questions.notes
-
-
-def test_one_file_keeps_its_ids_and_its_place_in_a_recipe(written):
-    (a,) = files(written, a=2).values()
-    asked = load(None, ["model=m", f"data.path={a}"])
-    assert f'path = "{a}"' in dump(asked)
-    assert [each.id for each in load_questions(asked).train] == ["1", "2"]
-    assert load_questions(recipe(a)) == load_questions(asked)
-
-
-def test_held_out_questions_may_be_in_several_files(written):
-    a, b, c = files(written, a=2, b=2, c=1).values()
-    asked = load(None, ["model=m", f"data.path={a}", f'data.eval_path=["{b}", "{c}"]'])
-    assert [each.id for each in load_questions(asked).held_out] == ["1:1", "1:2", "2:1"]
 
 
 def test_the_faults_of_all_files_are_reported_at_once(written):
@@ -116,7 +101,3 @@ def test_a_mixture_continues_exactly_where_it_was_saved(step):
         first.take(10)
     second.load_state(first.state())
     assert [second.take(10) for _ in range(5)] == expected[step:]
-
-
-def test_the_order_of_one_source_is_what_it_always_was():
-    assert Prompts(SOURCES[1], per_step=5, seed=3).take(5) == ["b9", "b39", "b24", "b15", "b42"]

@@ -17,7 +17,6 @@ SHAREGPT = {"from": "human", "value": "2+2?"}
     [
         ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, "2+2?", ("4", "5"), "preference"),
         ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD]}, (ASKED,), ("4", "5"), "preference"),
-        ({"prompt": "2+2?", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "2+2?", ("4", "5"), "preference"),
         ({"chosen": "2+2 is 41", "rejected": "2+2 is 45"}, "2+2 is", (" 41", " 45"), "preference, implicit prompt"),
         ({"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, (ASKED,), ("4", "5"), "preference, implicit prompt"),
         (
@@ -57,10 +56,8 @@ def test_unpaired_preferences_are_rated_answers(written):
     ("row", "reason"),
     [
         ({"chosen": "4", "rejected": "5"}, "have no common beginning, followed by two answers"),
-        ({"chosen": "2+2 is ", "rejected": "2+2 is 4"}, "have no common beginning, followed by two answers"),
         ({"chosen": [ASKED, GOOD], "rejected": [GOOD]}, "differ in more than their last message"),
         ({"chosen": [ASKED, GOOD], "rejected": "5"}, "neither two texts nor two conversations"),
-        ({"chosen": [ASKED], "rejected": [ASKED]}, "differ in more than their last message"),
     ],
     ids=str,
 )

@@ -35,10 +35,6 @@ def test_orders_differ_by_epoch_and_by_seed():
     assert len(set(orders)) == len(orders) == 12
 
 
-def test_the_same_seed_gives_the_same_order():
-    assert epochs(7) == epochs(7)
-
-
 def test_without_shuffling_the_order_is_that_of_the_file():
     prompts = Prompts(TEN, per_step=4, shuffle=False)
     assert take_ids(prompts, 3) == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9", "0", "1"]]
@@ -62,11 +58,6 @@ def test_prompts_taken_between_two_steps_are_not_in_the_next():
     assert prompts.take(0) == []
     assert [prompt.id for prompt in next(steps)] == ["5", "6", "7"]
     assert prompts.state() == {"position": 8}
-
-
-def test_an_empty_list_of_prompts_is_refused():
-    with pytest.raises(ValueError, match="there are no prompts"):
-        Prompts([], per_step=1)
 
 
 class RecordingEngine:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outdo.config.file import load
-from outdo.data.files import MAX_SHOWN, fingerprint, read_rows
+from outdo.data.files import fingerprint, read_rows
 from outdo.data.questions import LONGEST_PROMPT, questions_from
 from outdo.data.splits import hold_out, load_questions, overlap
 from outdo.utils.errors import UserError
@@ -87,10 +87,6 @@ def test_rows_after_the_limit_are_not_read(jsonl):
     assert len(questions_from(path, limit=2)) == 2
 
 
-def test_a_row_may_have_its_own_id(jsonl):
-    assert [q.id for q in questions_from(jsonl([{"id": "x", "prompt": "a"}, {"prompt": "b"}]))] == ["x", "2"]
-
-
 def test_the_hub_is_contacted_only_if_the_path_cannot_be_a_file(monkeypatch, tmp_path):
     requests = []
 
@@ -112,11 +108,6 @@ def test_the_hub_is_contacted_only_if_the_path_cannot_be_a_file(monkeypatch, tmp
     assert len(requests) == 3
 
 
-def test_without_the_package_datasets_the_error_names_the_package_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert 'pip install "outdo[hub]"' in mistakes("owner/name")[0]
-
-
 def test_the_fingerprint_is_the_files_sha256_and_changes_with_it(jsonl):
     path = jsonl(ROWS)
     first = of(path).fingerprints
@@ -134,7 +125,6 @@ def test_the_fingerprint_is_the_files_sha256_and_changes_with_it(jsonl):
     ("row", "line"),
     [
         ({"question": "a", "answer": "b"}, "question -> prompt, answer -> answer"),
-        ({"problem": "a", "solution": "b", "level": 3}, "problem -> prompt, solution -> answer"),
         ({"ground_truth": "b", "prompt": "a", "question": "c"}, "prompt -> prompt, ground_truth -> answer"),
         (
             {"prompt": [{"role": "user", "content": "a"}], "reward_model": {"style": "rule", "ground_truth": "b"}},
@@ -146,11 +136,6 @@ def test_columns_are_detected_and_noted(jsonl, row, line):
     path = jsonl([row])
     assert questions_from(path)[0].answer == "b"
     assert f"data.path: 1 questions; columns: {line}" in of(path).notes
-
-
-def test_a_column_within_a_column_can_be_named(jsonl):
-    questions = questions_from(jsonl([{"a": {"b": {"c": "q"}}, "x": 1, "answer": 2}]), prompt="a.b.c", answer="x")
-    assert (questions[0].text, questions[0].answer) == ("q", 1)
 
 
 def test_the_error_for_a_missing_column_offers_the_nearest_name(jsonl):
@@ -180,11 +165,6 @@ def test_references_that_the_reward_can_never_match_are_refused_with_their_rows(
         of(path, "rewards=multiple_choice")
 
 
-def test_columns_that_some_rows_lack_are_noted(jsonl):
-    path = jsonl([ROWS[0], ROWS[1] | {"level": 3}])
-    assert f'{path}: only 1 of 2 rows (the first is row 2) have a column "level"' in of(path).notes
-
-
 # --------------------------------------------------------------------------------------------------------------- faults
 
 
@@ -193,23 +173,16 @@ def test_columns_that_some_rows_lack_are_noted(jsonl):
     [
         ({"question": "a", "anwser": "b"}, 'no column "answer"; did you mean anwser?'),
         ({"question": None, "answer": "b"}, 'column "question" is null'),
-        ({"question": "a", "answer": None}, 'column "answer" is null'),
         ({"question": " \n", "answer": "b"}, 'column "question" is empty'),
-        ({"question": 7, "answer": "b"}, 'column "question" is neither text nor a list of messages'),
-        ({"question": [], "answer": "b"}, 'column "question" is neither text nor a list of messages'),
-        ({"question": [{"role": "user"}], "answer": "b"}, "neither text nor a list of messages"),
         ({"question": [{"role": "assistant", "content": "a"}], "answer": "b"}, "ends with an answer by the assistant"),
         ({"question": "x" * (LONGEST_PROMPT + 1), "answer": "b"}, "has 1,000,001 characters, more than 1,000,000"),
         (b'{"question": "a\xff", "answer": "b"}', "not UTF-8 text (byte 15 of the line)"),
         (b'{"question": "a\\u0000", "answer": "b"}', 'column "question" holds a NUL character'),
         (b'{"question": "a", "answer": ["\\ud800"]}', 'column "answer" holds half of a surrogate pair'),
         (b'{"question": "a", "answer": NaN}', "NaN is not JSON"),
-        (b'{"question": "a", "answer": 1e999}', 'column "answer" holds inf'),
         (b'{"question": "a", "question": "b"}', '"question" is given twice'),
         (b'{"question": "a"', "broken JSON: Expecting ',' delimiter (column 17)"),
         (b"[" * 100_000, "nested too deeply"),
-        (b'{"question": ' + b"[" * 900 + b"]" * 900 + b"}", 'column "question" is nested too deeply'),
-        (b'["a", "b"]', 'expected an object with columns, found ["a", "b"]'),
         ({"id": "1", "question": "a", "answer": "b"}, 'the id "1" is also that of row 1'),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -233,25 +206,14 @@ def test_all_faults_of_both_files_are_reported_at_once(jsonl):
     assert all(line.startswith(start) for line, start in zip(caught.value.problems, starts, strict=True))
 
 
-def test_the_first_faults_are_listed_and_the_rest_is_counted(jsonl):
-    reported = mistakes(jsonl([ROWS[0], *[b"{"] * 50]))
-    assert len(reported) == MAX_SHOWN + 1
-    assert reported[-1] == "and 30 more faults like these"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("a.jsonl", b"", "is empty"),
-        ("a.jsonl", b"\n \n", "is empty"),
-        ("a.json", b"[]", "is empty"),
         ("a.json", b'{"question": []}', "expected a list of rows"),
-        ("a.json", b"[1, 2", "broken JSON in line 1"),
         ("a.json", b"[\n\xff]", "not UTF-8 text (line 2, byte 2 of the file)"),
-        ("a.csv", b"question,answer\n", "is empty"),
         ("a.csv", b"question,question\na,b\n", "the header names question twice"),
         ("a.csv", b"question,answer\na,b\na,b,c\n", "row 2: it has 3 fields, the header 2"),
-        ("a.csv", b'question,answer\na,b\n"a"x,b\n', "row 2: broken CSV"),
         ("a.parquet", b"PAR1 no", "not a whole Parquet file"),
         ("a.txt", b"a", "unknown format; expected a file ending in .jsonl, .json, .csv, .parquet"),
     ],
@@ -289,20 +251,6 @@ def test_the_held_out_rows_depend_only_on_seed_and_ids(jsonl):
     assert {q.id for q in train} | {q.id for q in held_out} == {q.id for q in questions}
     assert set(map(id, hold_out(questions[::-1], 3, seed=0)[1])) == set(map(id, held_out))
     assert any(hold_out(questions, 3, seed=seed)[1] != held_out for seed in range(1, 5))
-
-
-def test_a_single_row_can_be_trained_on_but_not_split(jsonl):
-    path = jsonl(ROWS[:1])
-    assert len(of(path).train) == 1
-    with pytest.raises(UserError, match=r"data.eval_rows = 1: no row of 1 is left to train on"):
-        of(path, "data.eval_rows=1")
-
-
-def test_held_out_questions_that_are_also_trained_on_are_counted(jsonl):
-    path = jsonl(ROWS)
-    again = [{"question": "WHAT is\t1 +  1?", "answer": "2"}, {"question": "Other", "answer": "x"}]
-    found = of(path, f"data.eval_path={jsonl(again, 'eval.jsonl')}")
-    assert overlap(found.train, found.held_out) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outdo.config.file import RecipeError, dump, load
+from outdo.config.file import RecipeError, load
 from outdo.data.batches import in_batches
 from outdo.data.files import read_rows
 from outdo.data.splits import load_questions
@@ -131,12 +131,9 @@ def test_a_text_generates_the_same_questions_each_time() -> None:
     ("path", "sentence"),
     [
         ("reasoning-gym:sum", "reasoning-gym has no task 'sum'; did you mean sums?"),
-        ("reasoning-gym:sums?seed", "expected settings such as ?seed=3&size=5000"),
         ("reasoning-gym:sums?most=1", "reasoning-gym refuses it: most must be above 1"),
-        ("reasoning-gym:sums?least=1", "reasoning-gym refuses it: create_dataset() got an unexpected keyword"),
         ("reasoning-gym:tuples", "JSON changes the entries of this task"),
         ("reasoning-gym:sums?level=3", "expected a level of sums from 0 to 2, found 3"),
-        ("reasoning-gym:sums?level=easy", "expected a level of sums from 0 to 2, found 'easy'"),
         ("reasoning-gym:tuples?level=0", "reasoning-gym has no curriculum for the task 'tuples'"),
     ],
 )
@@ -189,24 +186,11 @@ def test_a_curriculum_has_the_questions_of_all_levels_and_takes_those_of_one(wri
         load_questions(missing)
 
 
-def test_a_recipe_with_a_curriculum_is_written_and_read_back(tmp_path: Path) -> None:
-    for curriculum in ("true", "{threshold = 0.9, window = 10, levels = [0, 1]}"):
-        path = f'data.path={{path = "reasoning-gym:sums", curriculum = {curriculum}}}'
-        recipe = load(None, ["model=m", "rewards=reasoning_gym", path])
-        (tmp_path / "recipe.toml").write_text(dump(recipe))
-        assert load(tmp_path / "recipe.toml") == recipe
-
-
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
         ("{path='a.jsonl', curriculum=true}", "only a task of reasoning-gym has a curriculum"),
         ("{path='reasoning-gym:sums?level=2', curriculum=true}", "the curriculum sets the level"),
-        (
-            "{path='reasoning-gym:sums', curriculum=3}",
-            "expected true, or a table such as {threshold = 0.8, window = 64}",
-        ),
-        ("{path='reasoning-gym:sums', curriculum={window=0}}", "curriculum.window: expected 1 or more, found 0"),
         ("[{path='reasoning-gym:sums', curriculum=true}, 'a.jsonl']", "needs a weight for each of them"),
     ],
 )

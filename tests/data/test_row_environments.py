@@ -40,13 +40,6 @@ def test_a_row_whose_environment_the_recipe_does_not_have_is_refused(streaming, 
     assert "expected calculator, game, or nothing" in found
 
 
-def test_a_held_out_row_is_checked_too(written):
-    path = written([row(1, environment="game")])
-    held_out = written([row(1, environment="gme")], "held_out.jsonl")
-    with pytest.raises(UserError, match=r"did you mean game\?"):
-        questions(path, f"data.eval_path={held_out}")
-
-
 def test_a_column_that_names_no_environment_is_refused(written):
     path = written([row(1, enviroment="game"), row(2)])
     with pytest.raises(UserError, match=r'no question names .* in a column "environment"; did you mean enviroment\?'):

@@ -10,7 +10,6 @@ ASKED = {"role": "user", "content": "2+2?"}
 ANSWERED = {"role": "assistant", "content": "4"}
 WRONG = {"role": "assistant", "content": "5"}
 SYSTEM = {"role": "system", "content": "Add."}
-FURTHER = ({"role": "user", "content": "3+3?"}, {"role": "assistant", "content": "6"})
 
 FORMATS = {
     "language modeling (standard)": ({"text": "2+2=4"}, "", "2+2=4"),
@@ -58,30 +57,11 @@ def test_each_standard_format_is_named_and_read(name, written):
     assert [(each.prompt, each.completion) for each in examples] == [(prompt, completion)]
 
 
-def test_a_preference_that_repeats_the_prompt_is_read_once(written):
-    row = {"prompt": "2+2?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, WRONG], "messages": [ASKED, ANSWERED]}
-    (example,), _ = read_examples(written([row]))
-    assert (example.prompt, example.completion) == ((ASKED,), (ANSWERED,))
-
-
-def test_a_conversation_beside_its_prompt_is_read_whole(written):
-    (example,), notes = read_examples(written([{"prompt": "2+2?", "messages": [ASKED, ANSWERED, *FURTHER]}]))
-    assert example.completion == (ASKED, ANSWERED, *FURTHER)
-    assert "format: language modeling (conversational)" in notes[0]
-
-
 def test_answers_labelled_false_are_left_out_and_counted(written):
     rows = [{"prompt": "2+2?", "completion": text, "label": text == "4"} for text in "4567"]
     examples, notes = read_examples(written(rows))
     assert [each.completion for each in examples] == ["4"]
     assert notes[1].endswith("3 answers that are labelled false are left out")
-
-
-def test_named_columns_are_used(written):
-    path = written([{"prompt": "2+2?", "chosen": "4", "rejected": "5", "note": "x"}])
-    (example,), notes = read_examples(path, prompt="note", answer="rejected")
-    assert (example.prompt, example.completion) == ("x", "5")
-    assert "format: prompt-completion (standard); learned: rejected" in notes[0]
 
 
 def test_parts_of_a_message_that_are_null_or_text_are_read(written):
@@ -109,11 +89,8 @@ def test_parts_of_a_message_that_are_null_or_text_are_read(written):
     ("row", "reason"),
     [
         ({"messages": [ASKED]}, 'column "messages" has no answer by the assistant'),
-        ({"messages": [ANSWERED]}, 'column "messages" has no answer by the assistant'),
         ({"messages": [{"role": "user"}]}, 'column "messages" is neither text nor a list of messages'),
-        ({"messages": None}, 'column "messages" is null'),
         ({"messages": [ASKED, {"role": "assistant", "content": [{"type": "image"}]}]}, "parts that are not text"),
-        ({"messages": [{"from": "bot", "value": "x"}]}, 'has a message from "bot"; known are human, user, gpt'),
         ({"messages": [ASKED, ANSWERED], "tools": 7}, 'column "tools" is neither a list of JSON schemas'),
     ],
     ids=str,
@@ -130,12 +107,8 @@ def test_a_faulty_row_is_reported_with_its_number_and_reason(row, reason, writte
     ("row", "reason"),
     [
         ({"prompt": "2+2?"}, "no column looks like the answers to learn; name it: --answer NAME (columns: prompt)"),
-        ({"a": "b"}, "no column looks like the prompts; name it: --prompt NAME (columns: a)"),
-        ({"prompt": "2+2?", "completion": {"a": 1}}, 'column "completion" is neither text nor a list of messages'),
-        ({"prompt": "2+2?", "completion": " "}, 'column "completion" is empty'),
         ({"prompt": [ASKED], "completion": [ASKED]}, "the completion has no message by the assistant"),
         ({"chosen": "4", "rejected": "5"}, 'the columns "chosen" and "rejected" have no common beginning'),
-        ({"instruction": "a", "output": "b", "history": ["x"]}, 'column "history" is not a list of pairs'),
     ],
     ids=str,
 )
@@ -164,18 +137,6 @@ def test_a_text_pair_is_one_question_and_one_answer_for_a_chat_model():
 
 def test_of_plain_text_every_token_but_the_first_is_learned():
     assert encoded(SftExample(where="row 1", prompt="", completion="2+2"), chat=True) == ("2", "+2<|end|>")
-
-
-def test_only_the_completion_of_a_conversation_is_learned():
-    example = SftExample(where="row 1", prompt=(ASKED, ANSWERED, FURTHER[0]), completion=FURTHER[1:])
-    given, learned = encoded(example, chat=True)
-    assert learned == "6<|end|>"
-    assert "4<|end|>" in given
-
-
-def test_messages_without_a_chat_template_are_refused_with_their_row():
-    with pytest.raises(UserError, match=r"row 7 is a list of messages, and the model's tokenizer has no chat template"):
-        encoded(SftExample(where="row 7", prompt=(), completion=(ASKED, ANSWERED)), chat=False)
 
 
 def test_examples_that_are_too_long_are_left_out_whole():

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from outdo.config.file import RecipeError, dump, load
+from outdo.config.file import RecipeError, load
 from outdo.data.batches import in_batches
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.sequences import Joined
@@ -89,16 +89,6 @@ def test_streamed_files_are_mixed_with_files_in_memory(written, weights):
     assert_equal(memory, load_questions(recipe(f"{sources[0]}, streaming = true", sources[1])))
 
 
-def test_a_prompt_on_disk_is_found_by_its_id_as_a_checkpoint_does(written):
-    paths = [written(ROWS[:30], "a.jsonl"), written([{**row, "id": f"q{n}"} for n, row in enumerate(ROWS)], "b.jsonl")]
-    known = prompts_of(load_questions(recipe(*(f'path = "{path}", streaming = true' for path in paths)))).known()
-    in_memory = prompts_of(load_questions(recipe(*(f'path = "{path}"' for path in paths)))).known()
-    for prompt_id in ("1:1", "1:30", "2:q0", "2:q49"):
-        assert known[prompt_id] == in_memory[prompt_id]
-    with pytest.raises(KeyError):
-        known["2:q50"]
-
-
 def test_rows_with_faults_are_refused_with_the_same_sentences(written):
     faulty = [{"question": None, "answer": "1"}, [1], *ROWS[:3]]
     doubled = [{**row, "id": min(n, 3)} for n, row in enumerate(ROWS[:6])]
@@ -134,13 +124,6 @@ def test_what_needs_all_questions_in_memory_is_refused(written, tmp_path):
     (tmp_path / "rows.csv").write_text("question,answer\n1+1=,2\n")
     with pytest.raises(UserError, match=r"rows\.csv: cannot be streamed; expected a \.jsonl or \.parquet file"):
         load_questions(recipe(f'path = "{tmp_path}/rows.csv", streaming = true'))
-
-
-def test_a_recipe_with_a_streamed_file_is_written_and_read_back(tmp_path):
-    asked = recipe('path = "a.jsonl", streaming = true')
-    (tmp_path / "recipe.toml").write_text(dump(asked))
-    assert load(tmp_path / "recipe.toml") == asked
-    assert 'path = {path = "a.jsonl", streaming = true}' in dump(asked)
 
 
 def test_a_large_file_is_read_with_a_third_of_its_size_and_streamed_with_a_sixtieth(tmp_path):

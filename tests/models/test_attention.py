@@ -8,7 +8,6 @@ import torch
 from engine_cases import (
     SHARED,
     apart,
-    fresh,
     gradient,
     other_model,
     ragged,
@@ -43,11 +42,6 @@ def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda scores, dim, **_: softmax(scores, dim))
 
 
-PRECISIONS = pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["float32", "float64"]
-)
-
-
 def logprobs_of_the_model_alone(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Each row alone, without padding, through nothing of outdo's. [B, T]"""
     found = torch.zeros(batch.token_ids.shape, dtype=model.dtype)
@@ -60,21 +54,19 @@ def logprobs_of_the_model_alone(model: PreTrainedModel, batch: Batch) -> Tensor:
     return found * batch.loss_mask
 
 
-@PRECISIONS
+@pytest.mark.usefixtures("keep_float64")
 @pytest.mark.parametrize("arch", SHARED)
-def test_shared_and_padded_give_equal_log_probabilities_and_gradients(arch, dtype, tolerance, request):
-    if dtype == torch.float64:
-        request.getfixturevalue("keep_float64")
-    policy, batch = shared(arch, dtype=dtype), ragged()
-    weights = torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+def test_shared_and_padded_give_equal_log_probabilities_and_gradients(arch):
+    policy, batch = shared(arch, dtype=torch.float64), ragged()
+    weights = torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = {}
     for way in ("padded", "shared"):
         scores = scorer(policy, way).scores(batch)
         (weights * scores.logprobs).sum().backward()
         found[way] = (scores.logprobs.detach(), gradient(policy))
     assert policy.forward.way == "shared"
-    torch.testing.assert_close(found["shared"][0], found["padded"][0], rtol=0, atol=tolerance)
-    assert apart(found["shared"][1], found["padded"][1]) < tolerance
+    torch.testing.assert_close(found["shared"][0], found["padded"][0], rtol=0, atol=1e-10)
+    assert apart(found["shared"][1], found["padded"][1]) < 1e-10
 
 
 @pytest.mark.parametrize("arch", SHARED)
@@ -162,11 +154,6 @@ def test_shared_attention_is_an_error_if_the_model_does_not_allow_it():
         choose_forward(model, "shared")
 
 
-def test_padded_attention_can_be_requested():
-    policy = fresh("qwen3", attention="padded")
-    assert (policy.forward.way, policy.forward.reason) == ("padded", "as requested")
-
-
 @pytest.mark.parametrize(
     ("arch", "changes"),
     [
@@ -244,11 +231,7 @@ def test_a_model_that_reads_its_padding_is_refused():
         choose_forward(model)
 
 
-def test_a_model_that_changes_its_embeddings_in_place_is_compared_too():
-    assert choose_forward(other_model("ctrl", n_embd=32, n_layer=2, n_head=4, dff=64, n_positions=512)).reason == ""
-
-
-@pytest.mark.parametrize("arch", SHARED)
+@pytest.mark.parametrize("arch", ["qwen3", "gpt2"])
 def test_the_model_is_unchanged_for_other_users(arch):
     """The replaced attention is there for the length of a call, also of one that fails."""
     policy = shared(arch)
@@ -276,24 +259,17 @@ def test_one_long_answer_does_not_pad_the_short_ones():
     assert [part.shape for part in packed.completions] == [(1, 90), (15, 5)]
 
 
-def test_nothing_is_padded_if_all_answers_are_equally_long():
-    packed = pack(answers(7, 7, 7))
-    assert [part.places for part in (packed.prompts, *packed.completions)] == [None, None]
-
-
-@PRECISIONS
+@pytest.mark.usefixtures("keep_float64")
 @pytest.mark.parametrize("lengths", [(7, 7, 7), (40, 3, 41, 4, 1)])
-def test_shared_equals_padded_for_any_lengths(lengths, dtype, tolerance, request):
-    if dtype == torch.float64:
-        request.getfixturevalue("keep_float64")
-    policy, batch = shared("mistral", dtype=dtype), answers(*lengths)  # mistral: with a window
+def test_shared_equals_padded_for_any_lengths(lengths):
+    policy, batch = shared("mistral", dtype=torch.float64), answers(*lengths)  # mistral: with a window
     found = []
     for way in ("padded", "shared"):
         scores = scorer(policy, way).scores(batch)
         scores.logprobs.square().sum().backward()
         found.append((scores.logprobs.detach(), gradient(policy)))
-    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=tolerance)
-    assert apart(found[1][1], found[0][1]) < tolerance
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=1e-10)
+    assert apart(found[1][1], found[0][1]) < 1e-10
 
 
 # ------------------------------------------------------------------------------------------------- recomputed, narrower
@@ -314,8 +290,7 @@ def kept_bytes(forward: Forward, batch: Batch) -> tuple[int, Tensor, Tensor]:
     return sum(kept.values()), scores.logprobs.detach(), gradient(Scorer(forward, BatchSizes()))
 
 
-@pytest.mark.parametrize("way", ["shared", "padded"])
-@pytest.mark.parametrize("arch", SHARED)
+@pytest.mark.parametrize(("arch", "way"), [("qwen3", "shared"), ("gemma2", "padded"), ("gpt2", "shared")])
 def test_gradient_checkpointing_gives_the_same_bits_and_keeps_less(arch, way):
     model = shared(arch).model
     plain, again = (choose_forward(model, way, gradient_checkpointing=recompute) for recompute in (False, True))
@@ -345,18 +320,7 @@ def test_bfloat16_applies_to_products_and_leaves_weights_and_log_probabilities_f
     assert 0 < apart(found_slope, slope) < 0.05
 
 
-def test_a_cpu_computes_in_float32_by_default():
-    assert not choose_forward(shared().model).autocast
-
-
-def test_another_model_is_run_in_the_same_way():
-    policy = shared()
-    first = choose_forward(policy.model, precision="bfloat16", gradient_checkpointing=True)
-    second = first.with_model(copy.deepcopy(policy.model))
-    assert second.model is not first.model
-    assert (second.way, second.autocast, second.gradient_checkpointing) == (first.way, True, True)
-
-
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
 def test_compiled_layers_give_the_same_numbers():
     model, batch = shared().model, ragged()

@@ -31,7 +31,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose files are bfloat16."""
     folder = tmp_path_factory.mktemp("models") / "base"
     model, tokenizer = tiny_model(hidden=64)
-    model.to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
+    model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -60,8 +60,14 @@ def bytes_of(policy: Policy) -> int:
     return sum(each.qdata.nbytes + each.scale.nbytes if hasattr(each, "qdata") else each.nbytes for each in weights)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"attention": "padded"}])
+@pytest.mark.parametrize(
+    ("precision", "settings"),
+    [
+        ("float32", {}),
+        ("bfloat16", {"gradient_checkpointing": True}),
+        pytest.param("bfloat16", {"attention": "padded"}, marks=pytest.mark.release),
+    ],
+)
 def test_a_base_in_bfloat16_trains_samples_and_scores_with_the_same_bits(adapter: Path, precision, settings):
     def outcome(weights: Weights) -> tuple[list[Tensor], list[tuple[int, ...]], int]:
         chosen = OptimiserSettings(lr=0.01)
@@ -89,13 +95,6 @@ def test_the_adapter_on_a_base_in_bfloat16_is_float32(base: Path):
     stored = {weight.dtype for name, weight in policy.model.named_parameters() if name.endswith("base_layer.weight")}
     assert stored == {torch.bfloat16}
     assert all(norm.dtype == torch.float32 for name, norm in policy.model.named_parameters() if "norm" in name)
-
-
-def test_an_architecture_without_linear_layers_keeps_what_cannot_be_narrowed(tmp_path: Path):
-    tiny_model(tmp_path / "gpt2", arch="gpt2")
-    settings = adapter_config("lora", r=4, fan_in_fan_out=True)
-    policy = Policy.load(tmp_path / "gpt2", adapter=settings, weights="bfloat16", optimiser=OptimiserSettings(lr=0.01))
-    assert policy.update(batch(), grpo(beta=0.0)).metrics["grad_norm"] > 0
 
 
 @pytest.mark.parametrize(("weights", "part"), [("int8", 0.5), ("nf4", 0.4)])
@@ -165,13 +164,3 @@ def test_a_layer_without_a_backward_pass_is_found(base: Path):
     model.get_submodule("model.layers.0.mlp.down_proj.base_layer").__class__ = WithoutBackward
     with pytest.raises(ModelError, match="the gradient of its first layer is wrong"):
         Policy(model, load_tokenizer(base))
-
-
-def test_the_gradient_check_leaves_weights_gradients_and_random_numbers_as_they_are(base: Path):
-    model = load_model(base)
-    attach(model, LORA)
-    before, state = {name: weight.clone() for name, weight in model.named_parameters()}, torch.get_rng_state()
-    policy = Policy(model, load_tokenizer(base))
-    assert all(weight.equal(before[name]) for name, weight in policy.model.named_parameters())
-    assert all(weight.grad is None for weight in model.parameters())
-    assert torch.get_rng_state().equal(state)

@@ -75,12 +75,6 @@ def test_what_follows_the_last_answer_is_left_out(template):
     assert encoded(template, [*CONVERSATION, {"role": "user", "content": "Thanks."}]) == EXPECTED
 
 
-def test_the_given_part_is_the_prompt_that_the_policy_samples_from():
-    tokenizer = tokenizer_of(CHATML)
-    ids, learned = encode_conversation(tokenizer, CONVERSATION, first=3)
-    assert ids[: learned.index(True)] == encode_prompt(tokenizer, CONVERSATION[:3])
-
-
 def test_a_token_never_crosses_the_border_of_prompt_and_answer():
     tokenizer = byte_bpe_tokenizer([">>>>" * 20])  # which makes one token of ">>"
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -72,8 +72,9 @@ def model_of(kind: str) -> PreTrainedModel:
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("kernel", ["flex_attention", "flash_attention_2"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "kernel"), [*((kind, "flash_attention_2") for kind in MODELS), ("a soft cap", "flex_attention")]
+)
 def test_a_kernel_computes_the_values_and_the_gradient_of_the_usual_attention(
     kind: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,10 +1,8 @@
 """Modules with fewer operators compute what the model's own do: values, gradients, and no more memory."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
-from engine_cases import apart, fresh, gradient, other_model, ragged
+from engine_cases import apart, gradient, other_model, ragged
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -12,10 +10,6 @@ from outdo.models import lean_modules
 from outdo.models.attention.choice import choose_forward
 from outdo.models.attention.forward import Forward
 from outdo.models.scorer import BatchSizes, Scorer
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.types import Request
-from outdo.utils.rng import Stream
 
 ALL = ("norm", "mlp", "attention")
 CHOSEN = {
@@ -114,13 +108,6 @@ def test_a_kind_of_module_that_changes_log_probabilities_is_left_alone(monkeypat
     assert forward.lean == ("norm", "attention")
 
 
-def test_attention_is_called_with_the_models_own_options():
-    """Every second layer of Gemma 2 has a window, and all have a soft cap."""
-    rules = choose_forward(other_model("gemma2", sliding_window=4)).rules
-    assert [rule.window for rule in rules] == [4, None]
-    assert all(rule.softcap for rule in rules)
-
-
 def test_a_graph_keeps_less():
     forward = choose_forward(other_model("llama"))
     kept = [kept_bytes(forward)]
@@ -141,33 +128,3 @@ def kept_bytes(forward: Forward) -> int:
         hidden, _ = forward.hidden(ragged())
     assert hidden.requires_grad
     return sum(found.values())
-
-
-@contextmanager
-def threads(count: int):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_answer_has_the_same_bits_in_any_batch(count):
-    policy = fresh("llama")
-    assert policy.forward.lean == ALL
-    engine = BuiltinEngine(policy)
-    requests = [
-        Request(token_ids=tuple(range(5, 9 + row % 5)), stream=Stream("train", 0, str(row), 0), max_tokens=70)
-        for row in range(9)
-    ]
-    with threads(count):
-        together = engine.generate(requests, SamplingParams(max_tokens=70))
-        alone = [engine.generate([each], SamplingParams(max_tokens=70))[0] for each in requests]
-    assert [each.logprobs for each in together] == [each.logprobs for each in alone]
-
-
-def test_the_model_is_unchanged_outside_of_the_block():
-    forward = choose_forward(other_model("llama"))
-    with forward.prepared():
-        assert any("forward" in vars(module) for module in forward.model.modules())
-    assert not any("forward" in vars(module) for module in forward.model.modules())

@@ -45,13 +45,6 @@ def test_sequence_logprobs_are_the_log_softmax_of_the_position_before(temperatur
     assert_close(sequence_logprobs(logits, token_ids, temperature), expected)
 
 
-def test_every_row_may_have_its_own_temperature() -> None:
-    logits, token_ids = noise(2, 4, VOCABULARY), ids(2, 4)
-    both = sequence_logprobs(logits, token_ids, torch.tensor([[0.5], [2.0]]))
-    assert_close(both[0], sequence_logprobs(logits[:1], token_ids[:1], 0.5)[0])
-    assert_close(both[1], sequence_logprobs(logits[1:], token_ids[1:], 2.0)[0])
-
-
 def test_index_0_is_0_even_where_the_model_forbids_its_token() -> None:
     logits = torch.zeros(1, 3, 4)
     logits[..., 2] = -math.inf  # a padding token that the model must never say
@@ -115,43 +108,6 @@ def scored(chunk: int, entropy: Entropy) -> tuple[Tensor, Tensor, list[Tensor]]:
 @given(st.integers(1, TOKENS + 2), st.sampled_from(["none", "value", "gradient"]))
 def test_chunks_change_neither_value_nor_gradient(chunk: int, entropy: Entropy) -> None:
     assert_close(scored(chunk, entropy), scored(10**6, entropy))
-
-
-def test_chunked_scores_equal_those_of_all_logits_at_once() -> None:
-    logprobs, entropies, _ = scored(4, "value")
-    logits = noise(TOKENS, HIDDEN, seed=2) @ noise(HIDDEN, VOCABULARY, seed=3)
-    temperature = torch.linspace(0.5, 1.5, TOKENS, dtype=torch.float64)
-    assert_close(logprobs, token_logprobs(logits, ids(TOKENS), temperature))
-    assert_close(entropies, token_entropy(logits, temperature))
-
-
-def test_no_more_than_a_chunk_of_logits_exists_at_a_time() -> None:
-    seen: list[int] = []
-
-    def head(rows: Tensor) -> Tensor:
-        seen.append(len(rows))
-        return rows
-
-    hidden = noise(TOKENS, VOCABULARY).requires_grad_()
-    logprobs, _ = chunked_scores(head, hidden, ids(TOKENS), torch.ones(TOKENS), chunk=4)
-    assert seen == [4, 4, 4, 1]
-    logprobs.sum().backward()
-    assert len(seen) == 8  # the backward pass made each chunk's logits again, and kept none
-
-
-def test_an_entropy_has_a_gradient_only_if_requested() -> None:
-    hidden = noise(TOKENS, VOCABULARY).requires_grad_()
-    rows = (lambda rows: rows, hidden, ids(TOKENS), torch.ones(TOKENS))
-    assert not chunked_scores(*rows, entropy="value")[1].requires_grad
-    assert chunked_scores(*rows, entropy="gradient")[1].requires_grad
-    assert chunked_scores(*rows, entropy="none")[1].eq(0).all()
-
-
-def test_scores_of_no_tokens_are_empty_and_still_differentiable() -> None:
-    hidden = noise(0, VOCABULARY).requires_grad_()
-    logprobs, entropies = chunked_scores(lambda rows: rows, hidden, ids(0), torch.ones(0), entropy="value")
-    assert logprobs.shape == entropies.shape == (0,)
-    assert logprobs.requires_grad
 
 
 # ------------------------------------------------------------------------------------------ a head that is a linear map

@@ -31,14 +31,6 @@ def test_a_group_without_a_push_needs_no_backward_pass(monkeypatch):
     assert apart(gradient / gradient.norm(), expected / expected.norm()) < 1e-5  # it is a mean over more answers
 
 
-def test_a_group_without_advantage_is_trained_on_where_a_divergence_pulls():
-    policy, batch = fresh(), prepared()
-    batch = batch.with_(advantages=torch.zeros_like(batch.advantages))
-    update, gradient = updated(policy, batch, grpo(beta=0.1))
-    assert gradient.norm() > 0
-    assert update.tokens["push"].abs().sum() > 0
-
-
 # ------------------------------------------------------------------------------------------------------ out of memory
 
 

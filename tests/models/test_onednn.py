@@ -26,15 +26,6 @@ def asked(monkeypatch):
 
 
 @settings(max_examples=60, deadline=None)
-@given(m=st.integers(0, 40), k=SIDES, n=SIDES, turned=st.booleans())
-def test_a_product_equals_torchs(m, k, n, turned):
-    torch.manual_seed(m + k * n)
-    left = torch.randn(k, m).T if turned else torch.randn(m, k)
-    right = torch.randn(n, k).T if turned else torch.randn(k, n)
-    torch.testing.assert_close(product(left, right), left @ right, rtol=1e-5, atol=1e-5)
-
-
-@settings(max_examples=60, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 5), min_size=1, max_size=3),
     k=SIDES,
@@ -160,11 +151,3 @@ def test_layers_that_read_the_same_are_one_product_with_the_same_result(biases, 
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     assert not any({"forward", "together"} & set(vars(layer)) for layer in layers)
-
-
-@given(rows=st.integers(1, 100_000))
-def test_numbers_of_rows_are_rounded_up_to_few_sizes(rows):
-    filled = products.pad_to_bucket(rows)
-    assert rows <= filled < rows + max(32, rows / 16 + 1)
-    assert products.pad_to_bucket(filled) == filled
-    assert len({products.pad_to_bucket(each) for each in range(1024, 2048)}) == 17

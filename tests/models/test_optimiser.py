@@ -3,7 +3,6 @@
 import copy
 import math
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from toys import assert_close, batch_of, rollout
 
-from outdo.algorithms.advantages import group_centred, group_standardised, per_token
+from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
 from outdo.models.optimiser import (
     Algorithm,
@@ -39,32 +38,17 @@ def rates(steps: int, schedule: Any = constant, *, warmup: int = 0, total: int |
     return [schedule(step, total, warmup=warmup) for step in range(steps)]
 
 
-def test_the_learning_rate_rises_over_the_warmup_and_then_stays() -> None:
+def test_the_learning_rate_rises_over_the_warmup_and_then_stays_or_falls_to_0_at_the_last_step() -> None:
     assert rates(6, warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert rates(2) == [1.0, 1.0]
-
-
-def test_linear_falls_to_0_at_the_last_step_and_stays_there() -> None:
     assert_close(rates(8, linear, warmup=2, total=6), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
-
-
-def test_cosine_falls_to_0_by_half_a_wave() -> None:
-    expected = [0.5, 1.0, 1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0, 0.0]
-    assert_close(rates(8, cosine, warmup=2, total=6), expected)
+    wave = [0.5, 1.0, 1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0, 0.0]
+    assert_close(rates(8, cosine, warmup=2, total=6), wave)
 
 
 @pytest.mark.parametrize("schedule", [linear, cosine])
 def test_a_schedule_that_falls_is_refused_without_its_last_step(schedule: Schedule) -> None:
     with pytest.raises(ValueError, match="needs the number of steps"):
         OptimiserSettings(schedule=schedule)
-
-
-def test_an_own_schedule_sets_the_learning_rate_of_each_step() -> None:
-    model = module()
-    optimiser = Optimiser(model, OptimiserSettings(lr=0.1, schedule=lambda step, _: 1 / (1 + step)))
-    for expected in (0.1, 0.05, 0.1 / 3):
-        fill(model)
-        assert optimiser.step(0.0)["learning_rate"] == pytest.approx(expected)
 
 
 # ------------------------------------------------------------------------------------------------------- the step
@@ -130,17 +114,6 @@ def test_a_step_equals_that_of_adamw() -> None:
     assert_close(dict(model.named_parameters()), dict(peer.named_parameters()), tolerance=1e-6)
 
 
-def test_the_norm_reported_is_the_one_before_clipping() -> None:
-    model = module()
-    optimiser = Optimiser(model, OptimiserSettings(clip_norm=0.5))
-    fill(model, 10.0)
-    norm = math.sqrt(
-        sum(float(weight.grad.double().square().sum()) for weight in model.parameters() if weight.grad is not None)
-    )
-    assert norm > 0.5
-    assert optimiser.step(0.0)["grad_norm"] == pytest.approx(norm)
-
-
 def test_the_step_uses_and_reports_the_scheduled_learning_rate(trained: tuple[nn.Module, Optimiser]) -> None:
     model, optimiser = trained
     fill(model)
@@ -149,18 +122,7 @@ def test_the_step_uses_and_reports_the_scheduled_learning_rate(trained: tuple[nn
     assert optimiser.steps == 4
 
 
-def test_gradients_are_cleared_after_a_step(trained: tuple[nn.Module, Optimiser]) -> None:
-    model, optimiser = trained
-    fill(model)
-    optimiser.step(0.0)
-    assert all(weight.grad is None for weight in model.parameters())
-
-
-BAD = [math.nan, math.inf, -math.inf]
-
-
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("place", ["loss", "gradient"])
+@pytest.mark.parametrize(("place", "bad"), [("loss", math.nan), ("gradient", math.nan), ("gradient", -math.inf)])
 def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_moments(
     trained: tuple[nn.Module, Optimiser], place: str, bad: float
 ) -> None:
@@ -169,7 +131,6 @@ def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_moments(
     fill(model)
     if place == "gradient":
         gradient = next(model.parameters()).grad
-        assert gradient is not None
         gradient[0, 0] = bad
     metrics = optimiser.step(bad if place == "loss" else 0.0)
     assert_same_bits(everything(model, optimiser), before)
@@ -239,13 +200,13 @@ def test_the_state_of_another_model_is_refused(trained: tuple[nn.Module, Optimis
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_frozen_weights_are_left_alone(algorithm: Algorithm) -> None:
     model = module()
-    model[0].requires_grad_(False)  # type: ignore[index]
-    frozen = {name: weight.clone() for name, weight in model[0].named_parameters()}  # type: ignore[index]
+    model[0].requires_grad_(False)
+    frozen = {name: weight.clone() for name, weight in model[0].named_parameters()}
     optimiser = Optimiser(model, OptimiserSettings(lr=0.1, algorithm=partial(algorithm, weight_decay=0.5)))
     for weight in optimiser.weights.values():
         weight.grad = torch.ones_like(weight)
     optimiser.step(0.0)
-    assert all(weight.equal(frozen[name]) for name, weight in model[0].named_parameters())  # type: ignore[index]
+    assert all(weight.equal(frozen[name]) for name, weight in model[0].named_parameters())
 
 
 # ---------------------------------------------------------------------------------------------------- algorithms
@@ -304,21 +265,14 @@ def test_adamw_in_8_bits_is_close_to_adamw() -> None:
     ways: list[Tensor] = []
     for algorithm in (adamw, adamw8bit):
         model = module()
-        start = copy.deepcopy(model[0].weight.detach())  # type: ignore[index]
+        start = copy.deepcopy(model[0].weight.detach())
         optimiser = Optimiser(model, OptimiserSettings(lr=0.01, algorithm=algorithm))
         for value in (1.0, 0.5, 0.8):
             fill(model, value)
             optimiser.step(0.0)
-        ways.append(model[0].weight.detach() - start)  # type: ignore[index]
+        ways.append(model[0].weight.detach() - start)
     assert not ways[0].equal(ways[1])
     assert (ways[0] - ways[1]).norm() < 0.05 * ways[0].norm()
-
-
-@pytest.mark.parametrize("algorithm", [adamw, adamw8bit])
-@pytest.mark.parametrize("betas", [(0.9,), (0.9, 1.0), (-0.1, 0.9)])
-def test_betas_are_two_numbers_below_1(algorithm: Callable[..., Any], betas: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="two numbers from 0 to below 1"):
-        algorithm(list(module().parameters()), betas=betas)
 
 
 def test_missing_bitsandbytes_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,20 +302,9 @@ def two_groups() -> Batch:
     return per_token(group_standardised)(batch)
 
 
-def test_a_nan_gradient_in_one_layer_leaves_the_policy_unchanged(policy: Policy) -> None:
-    before = everything(policy.model, policy.optimiser)
-    weight = list(policy.model.parameters())[3]
-    weight.register_hook(lambda gradient: gradient * math.nan)
-    metrics = policy.update(two_groups(), grpo(beta=0.0)).metrics
-    assert_same_bits(everything(policy.model, policy.optimiser), before)
-    assert metrics["updates/refused"] == 1
-    assert policy.version == 1
-
-
 def test_a_nan_loss_in_one_of_several_microbatches_leaves_the_policy_unchanged(policy: Policy) -> None:
     before = everything(policy.model, policy.optimiser)
     batch = two_groups()
-    assert batch.advantages is not None
     batch.advantages[-1, -1] = math.nan  # padding: nothing
     batch.advantages[2, 2] = math.nan
     assert batch.loss_mask[2, 2]
@@ -371,16 +314,6 @@ def test_a_nan_loss_in_one_of_several_microbatches_leaves_the_policy_unchanged(p
     assert metrics["updates/refused"] == 1
 
 
-def test_a_policy_whose_updates_are_never_finite_stops_the_run(policy: Policy) -> None:
-    before = everything(policy.model, policy.optimiser)
-    next(policy.model.parameters()).register_hook(lambda gradient: gradient / 0.0)
-    for _ in range(2):
-        policy.update(two_groups(), grpo(beta=0.0))
-    with pytest.raises(NonFiniteError):
-        policy.update(two_groups(), grpo(beta=0.0))
-    assert_same_bits(everything(policy.model, policy.optimiser), before)
-
-
 def test_a_refused_update_does_not_change_the_next_one(policy: Policy) -> None:
     model, tokenizer = tiny_model(hidden=16, layers=1)
     undisturbed = Policy(
@@ -388,7 +321,6 @@ def test_a_refused_update_does_not_change_the_next_one(policy: Policy) -> None:
     )
     undisturbed.update(two_groups(), grpo(beta=0.0))
     spoilt = two_groups()
-    assert spoilt.advantages is not None
     policy.update(spoilt.with_(advantages=spoilt.advantages * math.nan), grpo(beta=0.0))
     for each in (policy, undisturbed):
         each.update(two_groups(), grpo(beta=0.0))
@@ -402,13 +334,10 @@ NOTHING_TO_LEARN: dict[str, list[list[Rollout]]] = {
 }
 
 
-@pytest.mark.parametrize("advantage", [group_standardised, group_centred])
 @pytest.mark.parametrize("groups", NOTHING_TO_LEARN.values(), ids=NOTHING_TO_LEARN)
-def test_no_weight_changes_if_there_is_nothing_to_learn(
-    policy: Policy, groups: list[list[Rollout]], advantage: Callable[[Tensor, Tensor], Tensor]
-) -> None:
+def test_no_weight_changes_if_there_is_nothing_to_learn(policy: Policy, groups: list[list[Rollout]]) -> None:
     before = everything(policy.model, policy.optimiser)
-    update = policy.update(per_token(advantage)(batch_of(*groups)), grpo(beta=0.0))
+    update = policy.update(per_token(group_standardised)(batch_of(*groups)), grpo(beta=0.0))
     assert_same_bits(everything(policy.model, policy.optimiser), before)
     assert update.metrics["loss"] == 0
     assert update.metrics["updates/empty"] == 1
@@ -452,26 +381,13 @@ def test_sgd_steps_by_the_learning_rate_times_the_gradient() -> None:
     assert weight[0].item() == pytest.approx(2.0 - 0.01 * 9 * 2.0)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
-@pytest.mark.parametrize("clip_norm", [1e9, 0.1])
+@pytest.mark.parametrize(("scale", "clip_norm"), [(1e-6, 1e9), (1e6, 0.1)])
 def test_a_polyak_step_on_a_square_halves_the_distance_at_any_scale_and_clip(scale: float, clip_norm: float) -> None:
     """loss / gradient² · gradient is (9 w² / 2) / (9 w)² · 9 w = w / 2."""
     weight, optimiser = one_weight(2.0, polyak, lr=1e12, clip_norm=clip_norm)
     for expected in (1.0, 0.5, 0.25):
         step_on(weight, optimiser, scale)
         assert weight[0].item() == pytest.approx(expected)
-
-
-def test_a_share_of_two_steps_to_the_minimum_of_a_square() -> None:
-    weight, optimiser = one_weight(2.0, partial(polyak, share=2.0), lr=1e12, clip_norm=1e9)
-    step_on(weight, optimiser)
-    assert weight[0].item() == pytest.approx(0.0, abs=1e-12)
-
-
-def test_the_learning_rate_is_the_largest_factor_of_a_polyak_step() -> None:
-    weight, optimiser = one_weight(2.0, polyak, lr=0.01, clip_norm=1e9)
-    step_on(weight, optimiser)
-    assert weight[0].item() == pytest.approx(2.0 - 0.01 * 9 * 2.0)
 
 
 def test_polyak_refuses_a_loss_below_0_and_a_share_of_0() -> None:

@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.presets import grpo
 from outdo.algorithms.objectives.surrogates import clip
-from outdo.algorithms.objectives.weights import sequence_mean, token_mean
+from outdo.algorithms.objectives.weights import Weight, sequence_mean, token_mean
 from outdo.models import onednn
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.types import Batch, Group, TokenScores, Update
+from outdo.types import Group, TokenScores, Update
 from outdo.utils.errors import NonFiniteWeightsError
 
 BUDGETS = (1, 40, 100, 10_000)  # one row at a time; groups cut; groups whole; everything at once
@@ -30,16 +30,17 @@ BUDGETS = (1, 40, 100, 10_000)  # one row at a time; groups cut; groups whole; e
 
 
 @pytest.mark.parametrize(
-    ("make", "tolerance"),
+    ("make", "weight", "tolerance"),
     [
-        (lambda work: fresh(batch_sizes=work), 1e-5),
-        (lambda work: double(fresh("gpt_neox", batch_sizes=work)), 1e-10),
-        (lambda work: fresh("mamba", batch_sizes=work), 1e-5),
+        (lambda work: fresh(batch_sizes=work), token_mean, 1e-5),
+        (lambda work: double(fresh("gpt_neox", batch_sizes=work)), sequence_mean, 1e-10),
+        (lambda work: fresh("mamba", batch_sizes=work), sequence_mean, 1e-5),
     ],
     ids=["float32", "float64", "padded"],
 )
-@pytest.mark.parametrize("weight", [sequence_mean, token_mean])
-def test_loss_and_gradient_do_not_depend_on_the_token_budget(make: Callable[[BatchSizes], Policy], tolerance, weight):
+def test_loss_and_gradient_do_not_depend_on_the_token_budget(
+    make: Callable[[BatchSizes], Policy], weight: Weight, tolerance: float
+):
     objective = ComposedObjective(surrogate=clip(low=0.1, high=0.1), beta=0.1, entropy_bonus=0.01, weight=weight)
     batch = prepared(policy=make(BatchSizes()))
     whole, expected = updated(make(BatchSizes()), batch, objective)
@@ -52,21 +53,18 @@ def test_loss_and_gradient_do_not_depend_on_the_token_budget(make: Callable[[Bat
             torch.testing.assert_close(values, whole.tokens[name], rtol=10 * tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("double_precision", [False, True])
-def test_loss_and_gradient_do_not_depend_on_the_order_of_sequences(double_precision):
-    make = (lambda: double(fresh("gpt_neox"))) if double_precision else fresh
-    tolerance = 1e-10 if double_precision else 1e-5
-    batch = prepared(policy=make())
-    whole, expected = updated(make(), batch)
+def test_loss_and_gradient_do_not_depend_on_the_order_of_sequences():
+    tolerance = 1e-10
+    batch = prepared(policy=double(fresh("gpt_neox")))
+    whole, expected = updated(double(fresh("gpt_neox")), batch)
     order = torch.tensor([9, 7, 8, 6, 3, 0, 2, 1, 5, 4])  # groups and rows within them; rows of a group stay neighbours
-    update, found = updated(make(), batch.rows(order))
+    update, found = updated(double(fresh("gpt_neox")), batch.rows(order))
     assert apart(found, expected) < tolerance
     assert update.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=tolerance)
     torch.testing.assert_close(update.tokens["push"], whole.tokens["push"][order], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gemma2", "mamba"])  # the last is padded
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("arch", "recompute"), [("qwen3", True), ("mamba", False)])  # the last is padded
 def test_onednn_changes_only_the_last_digits(arch, recompute, monkeypatch):
     ask, asked = onednn._by_onednn, []
     monkeypatch.setattr(onednn, "_by_onednn", lambda *how, **more: asked.append(1) or ask(*how, **more))
@@ -89,23 +87,14 @@ def test_onednn_changes_only_the_last_digits(arch, recompute, monkeypatch):
         torch.testing.assert_close(update.tokens[name], whole.tokens[name], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("filling", [0, 1, 200])
-def test_padding_of_the_flat_row_changes_nothing(filling, monkeypatch):
+def test_padding_of_the_flat_row_changes_nothing(monkeypatch):
     batch = prepared()
     whole, expected = updated(fresh(), batch, ALL_TERMS)
-    monkeypatch.setattr(onednn, "pad_to_bucket", lambda rows: rows + filling)
+    monkeypatch.setattr(onednn, "pad_to_bucket", lambda rows: rows + 200)
     update, found = updated(fresh(), batch, ALL_TERMS)
     assert apart(found, expected) < 1e-5
     for name in ("logprobs", "entropy", "push"):
         torch.testing.assert_close(update.tokens[name], whole.tokens[name], rtol=1e-5, atol=1e-5)
-
-
-def test_padding_changes_nothing():
-    batch = prepared()
-    wide = batch._each(lambda value: torch.nn.functional.pad(value, (0, 9)) if value.dim() == 2 else value)
-    (narrow, expected), (padded, found) = (updated(fresh(), each) for each in (batch, wide))
-    assert apart(found, expected) < 1e-5
-    assert padded.metrics["loss"] == pytest.approx(narrow.metrics["loss"], rel=1e-5)
 
 
 def test_minibatches_are_optimiser_steps_of_their_own():
@@ -180,21 +169,7 @@ def test_clipped_is_where_an_advantage_pushes_nothing():
     assert update.tokens["push"][update.tokens["clipped"]].abs().min() > 0  # what is left there is the divergence's
 
 
-def test_a_token_without_advantage_is_not_called_clipped():
-    batch = prepared().with_(advantages=torch.zeros_like(ragged().rollout_logprobs))
-    update, _ = updated(fresh(), batch, grpo(beta=0.1))
-    assert not update.tokens["clipped"].any()
-
-
-def test_in_a_second_pass_the_ratio_has_moved():
-    policy, batch = fresh(optimiser=OptimiserSettings(lr=1e-2)), prepared(drift=0.0)
-    first, second = (policy.update(batch, grpo(beta=0)) for _ in range(2))
-    assert first.tokens["log_ratio"].abs().max() < 1e-5
-    assert second.tokens["log_ratio"].abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
+@pytest.mark.parametrize(("arch", "budget"), [("qwen3", 1), ("qwen3", 100), ("mamba", 40)])
 def test_a_single_pass_needs_no_forward_pass_for_the_old_policy(arch, budget):
     """Without `old_logprobs` the update is the same, to the bit, as with those computed beforehand.
 
@@ -212,17 +187,6 @@ def test_a_single_pass_needs_no_forward_pass_for_the_old_policy(arch, budget):
 
 
 # ----------------------------------------------------------------------------------------------------- what it leads to
-
-
-@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_answers_better_than_their_group_become_likelier(arch):
-    policy = fresh(arch, optimiser=OptimiserSettings(lr=1e-3))
-    good, bad = (rollout(tokens(9, seed), reward=float(seed == 0)) for seed in (0, 1))
-    batch = ADVANTAGE(Batch.from_groups([Group(prompt=ragged_groups()[3].prompt, rollouts=(good, bad))]))
-    before = policy.logprobs(batch).sum(1)
-    policy.update(batch, grpo(beta=0))
-    moved = policy.logprobs(batch).sum(1) - before
-    assert moved[0] > 0 > moved[1]
 
 
 def test_the_log_probabilities_of_a_big_group_are_computed_within_the_token_budget(monkeypatch):

@@ -27,7 +27,8 @@ from outdo.utils.errors import EngineError
 from outdo.utils.rng import Stream
 
 EXPERTS = 16
-MIXTURES = ["mixtral", "qwen3_moe", "glm4_moe"]  # routers with other formulas; that of GLM calls `topk` three times
+QWEN = pytest.param("qwen3_moe", marks=pytest.mark.release)
+MIXTURES = pytest.mark.parametrize("arch", ["mixtral", QWEN, "glm4_moe"])  # GLM's router calls `topk` three times
 
 
 def mixture(arch: str, **changes: object) -> PreTrainedModel:
@@ -99,14 +100,15 @@ def difference(policy: Policy, batch: Batch) -> float:
 
 def recorded(forward: Forward, batch: Batch) -> Tensor:
     """The routes of a batch, [B, T, R, k], by a padded forward pass with the model's own code."""
-    assert forward.routers is not None
     with forward.routers.recorded(forward.model) as recording, torch.no_grad():
         forward.model(input_ids=batch.token_ids, attention_mask=batch.attention_mask.long())
         return recording.last().unflatten(0, batch.token_ids.shape)
 
 
-@pytest.mark.parametrize("engine_precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("arch", MIXTURES)
+@pytest.mark.parametrize(
+    ("arch", "engine_precision"),
+    [("mixtral", "float32"), ("glm4_moe", "bfloat16"), pytest.param("qwen3_moe", "float32", marks=pytest.mark.release)],
+)
 def test_replay_halves_the_mean_difference_of_a_bfloat16_trainer_to_its_engine(arch: str, engine_precision: str):
     policy = policy_of(arch, precision="bfloat16")
     forward = policy.forward.in_float32() if engine_precision == "float32" else policy.forward
@@ -116,11 +118,10 @@ def test_replay_halves_the_mean_difference_of_a_bfloat16_trainer_to_its_engine(a
     assert with_replay < (0.5 if arch == "mixtral" else 0.6) * without
 
 
-@pytest.mark.parametrize("arch", MIXTURES)
+@MIXTURES
 def test_routes_are_those_of_each_token_that_was_computed(arch: str):
     policy = policy_of(arch)
     batch = sampled(policy, prompts=3)
-    assert batch.routes is not None
     assert batch.routes.dtype == torch.int8
     known = (batch.routes >= 0).all(-1).all(-1)
     last = batch.attention_mask.sum(1) - 1  # no model computes the last token of an answer
@@ -131,7 +132,7 @@ def test_routes_are_those_of_each_token_that_was_computed(arch: str):
     assert sampled(policy, routes=False, prompts=1).routes is None
 
 
-@pytest.mark.parametrize("arch", MIXTURES)
+@MIXTURES
 def test_the_routes_of_a_later_turn_are_of_all_tokens_whether_they_are_kept_or_computed_again(arch: str):
     policy, sampling = policy_of(arch), SamplingParams(routes=True, max_tokens=9)
     prompts = [tuple(range(9 + n, 20 + 3 * n)) for n in range(4)]
@@ -153,19 +154,16 @@ def test_the_routes_of_a_later_turn_are_of_all_tokens_whether_they_are_kept_or_c
         # The products of an expert have as many rows as tokens chose it, so that their last bits may differ.
         assert one.token_ids == other.token_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        assert one.routes is not None
-        assert other.routes is not None
         assert one.routes.shape == other.routes.shape
         assert (one.routes.sort(-1).values == other.routes.sort(-1).values).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("arch", MIXTURES)
+@MIXTURES
 def test_given_routes_are_used_in_both_ways_and_in_every_recomputation(arch: str):
     policy = policy_of(arch)
     batch = sampled(policy, prompts=3)
     own = policy.logprobs(batch)
     torch.testing.assert_close(policy.logprobs(batch.with_(routes=None)), own, rtol=0, atol=1e-4)
-    assert batch.routes is not None
     others = batch.with_(routes=((batch.routes + 1) % EXPERTS).where(batch.routes >= 0, -1))
     changed = policy.logprobs(others)
     assert (changed - own).abs().max() > 0.1
@@ -185,22 +183,19 @@ def test_given_routes_are_used_in_both_ways_and_in_every_recomputation(arch: str
             torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("arch", MIXTURES)
+@MIXTURES
 def test_the_gradient_of_replayed_experts_reaches_the_router(arch: str):
     """Compare it with a finite difference, during which the routes stay the same."""
     policy = policy_of(arch)
     batch = sampled(policy, prompts=2)
-    assert batch.routes is not None
     batch = batch.with_(routes=((batch.routes + 3) % EXPERTS).where(batch.routes >= 0, -1))
     forward = policy.forward
-    assert isinstance(forward.routers, Routers)
     router: Tensor = forward.model.get_submodule(forward.routers.routers[1].name).weight
 
     def mean() -> Tensor:
         return token_scores(forward, batch, "none", None).logprobs[batch.loss_mask].double().mean()
 
     mean().backward()
-    assert router.grad is not None
     assert (router.grad.abs().sum(1) > 0).all()  # every expert was chosen for some token
     direction, step = router.grad / router.grad.norm(), 3e-3 / float(router.grad.norm())
     with torch.no_grad():
@@ -216,7 +211,6 @@ def test_the_reference_chooses_its_own_experts():
     batch = sampled(policy, prompts=2)
     reference = frozen(policy)
     expected = reference.logprobs(batch.with_(routes=None))
-    assert batch.routes is not None
     others = batch.with_(routes=((batch.routes + 1) % EXPERTS).where(batch.routes >= 0, -1))
     assert reference.logprobs(others).equal(expected)
 
@@ -254,8 +248,12 @@ def test_an_engine_that_returns_the_routes_of_other_tokens_is_an_error():
     ("arguments", "note"),
     [
         (["precision=bfloat16"], "routing: training uses the experts that sampled each token"),
-        (["precision=bfloat16", "attention=padded"], "because model.generate does not return the experts"),
-        (["precision=float32"], ""),
+        pytest.param(
+            ["precision=bfloat16", "attention=padded"],
+            "because model.generate does not return the experts",
+            marks=pytest.mark.release,
+        ),
+        pytest.param(["precision=float32"], "", marks=pytest.mark.release),
     ],
     ids=["bfloat16", "bfloat16, padded", "float32"],
 )

@@ -41,11 +41,3 @@ def test_the_page_saves_the_text_part_of_a_model_that_is_refused(whole, tmp_path
     with torch.no_grad():
         assert torch.equal(load_model(tmp_path / "text")(ids).logits, model(input_ids=ids).logits)
     assert load_tokenizer(tmp_path / "text").eos_token_id == 0
-
-
-def test_a_model_with_an_encoder_is_refused_as_before(tmp_path):
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "is_encoder_decoder": true}'
-    )
-    with pytest.raises(ModelError, match="BartForConditionalGeneration is no causal language model"):
-        inspect_folder(tmp_path)

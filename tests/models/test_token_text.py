@@ -101,22 +101,6 @@ def test_pieces_of_any_byte_level_ids_join_to_the_decoded_text(ids: list[int]) -
     assert b"".join(token_texts.bytes(ids)).decode("utf-8", "replace") == decoded(BYTE_LEVEL, ids)
 
 
-@steady
-@given(text=TEXT)
-def test_no_character_is_split(text: str) -> None:
-    for name in ("byte level", "byte fallback"):
-        ids = TOKENIZERS[name].encode(text, add_special_tokens=False)
-        pieces = TOKEN_TEXTS[name].pieces(ids)
-        assert text.count("\ufffd") == "".join(pieces).count("\ufffd")
-
-
-def test_a_split_character_belongs_to_the_token_that_completes_it() -> None:
-    ids = BYTE_LEVEL.encode("x😀y", add_special_tokens=False)
-    pieces = TOKEN_TEXTS["byte level"].pieces(ids)
-    assert [piece for piece in pieces if piece] == ["x", "😀", "y"]
-    assert pieces[-2:] == ["😀", "y"]
-
-
 @pytest.mark.parametrize(
     ("chunks", "pieces"),
     [
@@ -147,12 +131,6 @@ def test_an_id_outside_the_vocabulary_has_no_text(tokenizer: PreTrainedTokenizer
     ids = tokenizer.encode("is it", add_special_tokens=False)
     first, *rest = token_texts.pieces(ids)
     assert token_texts.pieces([ids[0], len(tokenizer) + 5, *ids[1:]]) == [first, "", *rest]
-
-
-@every_tokenizer
-def test_special_tokens_have_a_text(tokenizer: PreTrainedTokenizerFast) -> None:
-    for token_id, token in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True):
-        assert TokenTexts(tokenizer).pieces([token_id]) == [token]
 
 
 @every_tokenizer

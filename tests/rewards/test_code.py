@@ -1,6 +1,5 @@
 """The reward `code`: programs of completions, tested in a sandbox, and programs that pretend to pass."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,31 +43,16 @@ def rewards() -> Iterator[Callable[..., Reward]]:
     ("program", "tests", "passed"),
     [
         ("a, b = map(int, input().split())\nprint(a + b)", ADD, 2),
-        ("a, b = map(int, input().split())\nprint(a + b)", json.dumps(ADD), 2),
         ("print(sum(map(int, open(0).read().split())))", [{"input": "1 2", "output": "3", "testtype": "stdin"}], 1),
         ("print(3)", ADD, 1),
         ("print(3)\nraise SystemExit(1)", ADD, 0),
-        ("print(3)\nprint()\nprint()", ADD, 1),
         ("while True: pass", ADD, 0),
-        ("not a program", ADD, 0),
         ("def double(x): return x * 2", DOUBLE, 3),
-        ("def double(x): return x * 2", "\n".join(DOUBLE), 3),
         ("def double(x): return x + x if x == 2 else None", DOUBLE, 1),
         ("def double(x):\n    if x == 2: raise SystemExit\n    return x * 2", DOUBLE, 2),
-        ("print('while it is imported')\ndef double(x):\n    print(x)\n    return x * 2", DOUBLE, 3),
         ("def double(x):\n    while x == [1]: pass\n    return x * 2", DOUBLE, 1),
         ("import os\ndef double(x):\n    if x == [1]: os._exit(0)\n    return x * 2", DOUBLE, 1),
-        ("def double(x): return {x} | {x}", ["assert double(2) == {2}", "assert not double(2) - {2}"], 2),
         ("def root(x): return x ** 0.5", ["assert math.isclose(root(2), 1.4142, rel_tol=1e-3)"], 1),
-        ("def root(x): return x ** 0.5", ["assert abs(root(2) - 1.4142) < 1e-3", "assert root(4) == 2"], 2),
-        ("def up_to(n): yield from range(n)", ["assert list(up_to(2)) == [0, 1]", "assert up_to(2) == [0, 1]"], 1),
-        (
-            "class Solution:\n    def f(self): return {'a': (1, 1e999)}",
-            ["assert Solution().f() == {'a': (1, 1e999)}"],
-            1,
-        ),
-        ("def sum(a, b): return 6", ["assert sum(10, 15) == 6"], 1),
-        ("def positive(n): return [n]", ["assert all(x > 0 for x in positive(3))"], 1),
     ],
 )
 def test_the_share_of_passed_tests(
@@ -78,14 +62,6 @@ def test_the_share_of_passed_tests(
     assert rewards(partial=True, seconds=1)([sample(fenced(program), tests)])[0].value == pytest.approx(share)
     verdict = rewards(seconds=1)([sample(fenced(program), tests)])[0]
     assert (verdict.status, verdict.value, verdict.right) == ("ok", float(share == 1), share == 1)
-
-
-def test_imports_and_setup_of_a_row_precede_its_asserts(rewards: Callable[..., Reward], sample: Sample):
-    row = {"test_imports": ["from math import isclose"], "test_setup_code": "class Node:\n    value = 2.0"}
-    tests = ["assert isclose(half(Node()), 1.0)"]
-    good = sample(fenced("def half(node): return node.value / 2"), tests, **row)
-    assert rewards()([good])[0].value == 1.0
-    assert rewards()([sample(fenced("def half(node): return 3"), tests, **row)])[0].value == 0.0
 
 
 FORGERIES = {
@@ -156,8 +132,10 @@ for descriptor in range(64):
 }
 
 
-@pytest.mark.parametrize("forgery", FORGERIES)
-@pytest.mark.parametrize("tests", [DOUBLE, ADD], ids=["asserts", "outputs"])
+@pytest.mark.parametrize(
+    ("forgery", "tests"),
+    [*((name, DOUBLE) for name in FORGERIES), ("writes results itself", ADD), ("reads its tests", ADD)],
+)
 def test_a_program_cannot_forge_its_reward(forgery: str, tests: Any, rewards: Callable[..., Reward], sample: Sample):
     output = rewards(partial=True)([sample(fenced(FORGERIES[forgery]), tests)])[0]
     assert (output.status, output.value) == (Status.ok, 0.0)
@@ -213,17 +191,13 @@ def test_a_sandbox_that_fails_is_no_reward(monkeypatch: pytest.MonkeyPatch, tmp_
     ("completion", "program"),
     [
         ("```python\nfirst\n```\n```python\nlast\n```\n```\nits output\n```", "last\n"),
-        ("```\nfirst\n```\n```\nlast\n```", "last\n"),
-        ("```py\nopen at the end", "open at the end"),
         ("print(1)", "print(1)"),
         ("<think>```python\nwrong\n```</think>```python\nright\n```", "right\n"),
         ("```python\nright\n```\n<think>```python\nwrong\n```", "right\n"),
         ("1. Thus:\n   ```python3\n   if True:\n       pass\n   ```", "if True:\n    pass\n"),
         ("~~~Python\na = '```'\n~~~", "a = '```'\n"),
         ("```bash\nls\n```", None),
-        ("```python\n```", None),
         ("<think>print(1)", None),
-        ("", None),
     ],
 )
 def test_the_program_of_a_completion(completion: str, program: str | None):
@@ -236,13 +210,9 @@ def test_the_program_of_a_completion(completion: str, program: str | None):
         ("1 2\n3\n\n", "1 2\n3", 0.0, True),
         ("1  2 \r\n3", "1 2\n3", 0.0, True),
         ("1\n2", "1 2", 0.0, False),
-        ("1", "1\n2", 0.0, False),
         ("0.50", "0.5", 0.0, False),
         ("0.50 a", "0.5 a", 1e-6, True),
-        ("1000001", "1000000", 1e-6, True),
         ("nan", "1", 0.5, False),
-        ("a", "b", 0.5, False),
-        ("", "1", 0.0, False),
     ],
 )
 def test_outputs_are_compared_by_lines_and_words(printed: str, expected: str, tolerance: float, same: bool):
@@ -254,13 +224,10 @@ def test_outputs_are_compared_by_lines_and_words(printed: str, expected: str, to
     [
         ("x = 1", "a test is no assert statement: 'x = 1'"),
         ("assert f(", "the tests are no Python"),
-        ("[1", "its tests are no JSON"),
         (4, "it holds no tests: expected"),
-        ([], "there are no tests"),
         ({"inputs": ["1"], "outputs": []}, "its tests have 1 inputs and 0 outputs"),
         ({"inputs": [[1]], "outputs": [2]}, "an input or output is no text"),
         ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "write them as assert statements"),
-        ([{"input": "1", "output": "1", "testtype": "functional"}], "write them as assert statements"),
     ],
 )
 def test_a_reference_without_usable_tests_is_refused(tests: Any, reason: str):
@@ -286,9 +253,6 @@ def test_a_call_that_cannot_be_separated_from_what_is_expected_is_refused(test: 
     ("options", "message"),
     [
         ({"seconds": 0.5}, "rewards.code.seconds: expected a whole number of 1 or more, found 0.5"),
-        ({"memory": 8}, "memory: expected a whole number of MiB, 64 or more, found 8"),
-        ({"tolerance": -1}, "tolerance: expected a number from 0 to below 1"),
-        ({"partial": 1}, "partial: expected true or false, found 1"),
         ({"sandbox": "bublewrap"}, 'sandbox: nothing is called "bublewrap"; did you mean bubblewrap'),
         ({"partia": True}, "rewards.code.partia: unknown option; did you mean partial?"),
     ],

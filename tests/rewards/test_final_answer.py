@@ -12,20 +12,12 @@ from outdo.rewards.final_answer import FinalAnswer, after_cue, final_answer, ref
         ("<answer>17</answer> no, <answer> 18 </answer> dollars", "18"),
         (r"<answer>so \boxed{18}</answer> and \boxed{19}", "18"),
         ("<answer>#### 18</answer>", "18"),
-        ("<answer>The answer is 18.</answer>", "18"),
-        ("<think>a<answer>18", "18"),
         ("#### 18\n\nQuestion: 7 ducks", "18"),
         ("18, so the answer is ####\n5", "5"),
         (r"#### 18 \boxed{19}", "19"),
-        ("#### C#", "C#"),
-        ("#### 18 ####", "18"),
-        ("#### 18\n#### Explanation\nShe sells 9 at 2.", "18"),
         (r"\boxed{7} no wait \boxed{18}", "18"),
         (r"\boxed{\frac{1}{\sqrt{2}}} \boxed{}", r"\frac{1}{\sqrt{2}}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\fbox{18}", "18"),
         (r"so $\boxed 18$", "18"),
-        ("it is \\boxed{18\nand then", "18"),
     ],
 )
 def test_a_tag_a_mark_or_a_box_states_the_answer(completion: str, text: str):
@@ -59,11 +51,8 @@ def test_prose_begins_after_the_thinking():
     [
         ("The answer is 7. I checked it 3 times.", ["7"]),
         ("**Answer:** 18", ["18"]),
-        ("### Final answer\n\n**18**", ["18"]),
-        ("The answer to question 3 is: 18", ["18"]),
         ("The answer is 1.5 or so. No, the answer should be $2.5$!", ["$2.5$", "1.5 or so"]),
         ("The answer is:\n\\[\n18\n\\]\nDone.", ["\\[\n18\n\\]"]),
-        ("The answers are 3 and 4", ["3 and 4"]),
         ("I cannot answer this", []),
     ],
 )

@@ -56,15 +56,3 @@ def test_there_are_odd_answers_of_both_kinds():
     assert len(ROWS) >= 240
     assert sum(row["right"] for row in ROWS) >= 100 <= sum(not row["right"] for row in ROWS)
     assert len({(row["reference"], row["completion"]) for row in ROWS}) == len(ROWS)
-
-
-@pytest.mark.parametrize("row", [row for row in MATHEMATICS if not row["unseen"]], ids=lambda row: row["completion"])
-def test_math_agrees_with_a_person(row: dict):
-    if row["completion"] == "eighteen":
-        pytest.xfail("number words are not read")
-    assert math(row["completion"], row["reference"]) is row["right"]
-
-
-@pytest.mark.parametrize("row", LETTERS, ids=lambda row: row["completion"])
-def test_no_letter_is_accepted_that_a_person_rejects(row: dict):
-    assert row["right"] or not multiple_choice(row["completion"], row["reference"])

@@ -4,7 +4,6 @@ import pytest
 
 from outdo.rewards import RewardInput, Status, load_reward
 from outdo.rewards.overlong import overlong
-from outdo.utils.errors import UserError
 
 
 def penalty(length: int, max_tokens: int, cache: int) -> float:
@@ -41,8 +40,3 @@ def test_a_cache_outside_the_limits_fails_with_a_reason(cache: int):
     )[0]
     assert output.status is Status.failed
     assert f"cache = {cache} must lie between 0 and max_tokens = 4" in output.reason
-
-
-def test_the_options_have_no_defaults():
-    with pytest.raises(UserError, match=r"overlong\.max_tokens: required by overlong\n.*cache: required"):
-        load_reward("overlong")

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
-from policy_cases import WithoutBackward, frozen_numbers
+from policy_cases import frozen_numbers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from outdo.extras.reward_models.model import RewardModel, fit
 from outdo.extras.reward_models.online_model import OnlineRewardModel, reward_model
-from outdo.models.adapter import adapter_config, attach, trained_weights, with_head
+from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.base_weights import Weights
 from outdo.models.inspect_folder import inspect_folder
-from outdo.models.loading import HEAD, load_classifier, load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import InProcessReward
@@ -71,7 +70,14 @@ def test_its_folder_is_that_of_peft_and_gives_the_same_scores(policy: Path, tmp_
         assert of_peft(row).logits[0, 0] == pytest.approx(float(scores(model)[0]), abs=1e-6)
 
 
-@pytest.mark.parametrize(("stored", "rounding"), [("bfloat16", 0.02), ("int8", 0.05), ("nf4", 1.0)])
+@pytest.mark.parametrize(
+    ("stored", "rounding"),
+    [
+        ("bfloat16", 0.02),
+        pytest.param("int8", 0.05, marks=pytest.mark.release),
+        pytest.param("nf4", 1.0, marks=pytest.mark.release),
+    ],
+)
 def test_its_base_may_be_stored_in_fewer_bytes(policy: Path, tmp_path: Path, stored: Weights, rounding: float):
     model = RewardModel.from_policy(policy, device="cpu", adapter=LORA, base_weights=stored, optimiser=LEARNING)
     whole = RewardModel.from_policy(policy, device="cpu", adapter=LORA)
@@ -87,14 +93,6 @@ def test_its_base_may_be_stored_in_fewer_bytes(policy: Path, tmp_path: Path, sto
     assert not scores(again).equal(start)
 
 
-def test_a_layer_without_a_backward_pass_is_found(policy: Path):
-    model = load_classifier(policy, head_seed=0)
-    attach(model, with_head(LORA, HEAD))
-    model.get_submodule("model.layers.0.mlp.down_proj.base_layer").__class__ = WithoutBackward
-    with pytest.raises(ModelError, match="the gradient of its first layer is wrong"):
-        RewardModel(model, load_tokenizer(policy))
-
-
 def test_a_whole_reward_model_in_fewer_bytes_is_frozen_up_to_its_head(policy: Path, tmp_path: Path):
     RewardModel.from_policy(policy, device="cpu").save(tmp_path / "whole")
     whole = RewardModel.load(tmp_path / "whole", device="cpu")
@@ -104,7 +102,7 @@ def test_a_whole_reward_model_in_fewer_bytes_is_frozen_up_to_its_head(policy: Pa
     with pytest.raises(UserError, match=r'base_weights = "bfloat16": all weights of .* are trained'):
         reward_model(RewardContext(), path=str(tmp_path / "whole"), labels="exact", every=2, base_weights="bfloat16")
     with pytest.raises(UserError, match="base_weights must be one of auto, float32, bfloat16, int8, nf4"):
-        reward_model(RewardContext(), path=str(tmp_path / "whole"), base_weights="int4")  # type: ignore[arg-type]
+        reward_model(RewardContext(), path=str(tmp_path / "whole"), base_weights="int4")
 
 
 def test_it_is_trained_further_from_its_folder_and_from_a_whole_reward_model(policy: Path, tmp_path: Path):
@@ -159,11 +157,3 @@ def test_what_cannot_be_one_is_a_sentence(policy: Path, saved: Path, tmp_path: P
         RewardModel.load(tmp_path / "adapter")
     with pytest.raises(ModelError, match="adapters of the kind TRAINABLE_TOKENS cannot train the head score; use lora"):
         RewardModel.from_policy(policy, adapter=adapter_config("trainable_tokens", token_indices=[5]))
-
-
-def test_another_base_is_refused(tmp_path: Path):
-    tiny_model(tmp_path / "base")
-    RewardModel.from_policy(tmp_path / "base", adapter=LORA).save(tmp_path / "reward")
-    tiny_model(tmp_path / "base", seed=1)
-    with pytest.raises(ModelError, match=r"an adapter of another base: model.safetensors of"):
-        RewardModel.load(tmp_path / "reward")

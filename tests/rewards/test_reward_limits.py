@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import FailureCount, InProcessReward, Reward, RewardInput, load_reward, loading, signatures
+from outdo.rewards import FailureCount, Reward, RewardInput, load_reward, loading, signatures
 from outdo.rewards.failures import is_unavailable
-from outdo.rewards.limits import PASSED_ON, worker_environment
-from outdo.rewards.worker_output import MAX_BYTES
 from outdo.utils.errors import RewardError, UserError
 
 Make = Callable[..., Reward]
@@ -35,16 +33,6 @@ def test_a_worker_gets_no_variable_with_a_secret(reward_of: Make, sample: Sample
     assert [output.value for output in reward_of(source)(inputs)] == [1.0, 1.0, 0.0, 0.0]
     asked = reward_of(source, environment=["HF_TOKEN", "MY_SERVICE"])(inputs)
     assert [output.value for output in asked] == [1.0] * 4
-
-
-def test_a_further_variable_that_is_not_set_is_refused():
-    with pytest.raises(UserError, match=r"NO_SUCH_VARIABLE.* is not set"):
-        load_reward("math", environment=["NO_SUCH_VARIABLE"])
-
-
-def test_patterns_of_variables_match_no_name_of_a_secret():
-    names = [pattern.replace("*", "X_API_KEY") for pattern in PASSED_ON if pattern.endswith("*")]
-    assert worker_environment(dict.fromkeys(names, "x"), ()) == {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
@@ -98,14 +86,6 @@ finally:
     assert int(refused.split()[-1]) <= 20 or os.getuid() != 0
 
 
-def test_a_lower_limit_stays():
-    code = "from outdo.rewards.limits import limit_resources as f; import resource as r; f(2**30); f(2**40)"
-    shown = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(r.getrlimit(r.RLIMIT_DATA))"], capture_output=True, text=True
-    )
-    assert shown.stdout.strip() == str((2**30, 2**30))
-
-
 # ---- prints
 
 
@@ -115,13 +95,6 @@ def test_prints_are_shown_without_control_sequences_and_secrets(
     reward = reward_of("def score(completion):\n    print('a\\x1b[2Jb', 'sk-' + 'x' * 20)\n    return 1.0")
     reward([sample("1")])
     assert capfd.readouterr().err == "a\\x1b[2Jb ***\n"
-
-
-def test_prints_are_bounded_for_each_step(reward_of: Make, sample: Sample, capfd: pytest.CaptureFixture[str]):
-    reward = reward_of("def score(completion):\n    print(completion * 10**5)\n    return 1.0")
-    for letter in "xy":
-        reward([sample(letter)] * 3)
-        assert capfd.readouterr().err.count(letter) == MAX_BYTES
 
 
 # ---- secrets
@@ -186,14 +159,10 @@ def raised_from(error: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "unavailable"),
     [
-        (ConnectionRefusedError(), True),
         (OSError(28, "No space left on device"), True),
         (BusyError(), True),
         (raised_from(ConnectionResetError()), True),
-        (raised_from(ValueError()), False),
         (TimeoutError(), False),
-        (FileNotFoundError(2, "No such file"), False),
-        (SystemExit(500), False),
         (ValueError(), False),
     ],
 )
@@ -220,20 +189,6 @@ def test_an_unavailable_service_is_tried_again_and_never_scored(
     assert [output.status for output in outputs] == ["ok", "unavailable", "ok"]
     assert "the service is down" in outputs[1].reason
     assert outputs[1].status.is_failure
-
-
-def test_a_batch_whose_service_is_down_is_tried_again_as_a_batch(sample: Sample, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(signatures, "RETRY_AFTER", (0.01, 0.01))
-    sizes: list[int] = []
-
-    def score(completions: list[str], **columns: object) -> list[float]:
-        sizes.append(len(completions))
-        if len(sizes) < 3:
-            raise ConnectionError
-        return [1.0] * len(completions)
-
-    assert statuses(InProcessReward(score), [sample("1")] * 4) == ["ok"] * 4
-    assert sizes == [4, 4, 4]
 
 
 # ---- time
@@ -290,7 +245,7 @@ def test_several_workers_score_at_the_same_time_and_in_order(reward_of: Make, sa
     source = """
         import os, time
         def score(completion, answer):
-            time.sleep(2 if completion == "slow" else 0)
+            time.sleep(0.7 if completion == "slow" else 0)
             return float(answer)
     """
     reward: Any = reward_of(source, workers=4)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from outdo.rewards import RewardInput, load_reward
 from outdo.rewards.exact import exact
-from outdo.rewards.format import format, matches
-from outdo.rewards.last_number import final_number, last_number
+from outdo.rewards.format import format
+from outdo.rewards.last_number import last_number
 from outdo.rewards.matchers import MATCHERS as READERS
 from outdo.rewards.matchers import matcher_called
 from outdo.rewards.math import math
@@ -62,26 +62,17 @@ def test_the_documented_table_of_odd_answers_is_correct(completion: str, referen
     assert math(completion, reference) == bool(int(mathematics))
 
 
-def test_the_documented_table_is_found():
-    assert len(TABLE) >= 10
-
-
 @pytest.mark.parametrize(
     ("completion", "answer", "right"),
     [
         ("7+5=12,4+8+1=13,3+2+1=6#632", "632", True),
-        ("7+5=12,4+8+1=13,3+2+1=6#633", "632", False),
-        (" 632\n", 632, True),
         ("working\n#### C#", "C#", True),
-        ("I like C#", "#", False),
         ("#### 1,234", "1234", False),
         ("<think>5</think><answer>632</answer>", "632", True),
         ("<think>632</think><answer>5</answer>", "632", False),
         (r"\boxed{632}", "632", True),
         ("The answer is Paris.", "Paris", True),
         ("1632", "632", False),
-        ("", "632", False),
-        ("#", "632", False),
     ],
 )
 def test_exact_compares_the_final_text_character_by_character(completion: str, answer: object, right: bool):
@@ -91,34 +82,20 @@ def test_exact_compares_the_final_text_character_by_character(completion: str, a
 @pytest.mark.parametrize(
     ("completion", "answer", "right"),
     [
-        ("so 16 - 3 = 13", 13, True),
         ("-$1,234.50.", "-1234.5", True),
-        ("#### 18 dollars", "18", True),
         ("#### 18\n\nQuestion: 7 ducks", "18", True),
-        ("18 ####", "18", False),
         ("18, so the answer is ####\n5", "5", True),
         (r"\boxed{\$18}", "18", True),
-        (r"\boxed{1{,}234} of 5", "1234", True),
-        ("3/0", "3", False),
         ("3/4", "4", False),
-        ("12,34", "34", False),
         ("12,34", "12.34", True),
         ("#### 18 of 20", "20", False),
-        (r"\boxed{\frac{1}{2}}", "2", False),
         (r"\boxed{\frac{1}{2}}", "0.5", True),
-        ("#### 18 km/h", "18", True),
-        ("9" * 500, "9" * 500, True),
         ("no number", "18", False),
         (r"\boxed{x+1}", "1", False),
-        (r"\boxed{x - 1}", "1", False),
     ],
 )
 def test_last_number_compares_the_final_number(completion: str, answer: object, right: bool):
     assert last_number(completion, answer) is right
-
-
-def test_a_number_that_is_too_long_is_ignored():
-    assert final_number("9" * 5000) is None
 
 
 @given(st.text(alphabet="0123456789,./-$%e#\\boxed{}()*^answer: <>k½²\n", max_size=60))
@@ -188,12 +165,8 @@ def test_a_matcher_and_format_can_both_be_1(matcher: Callable[[str, str], bool])
         ("<think>A or B?</think><answer>B</answer>", "B", True),
         (r"\boxed{\text{(C)}}", "C", True),
         ("The answer is (b), since A is wrong.", "B", True),
-        ("#### D", "D", True),
-        ("So it is B.", r"\text{(B)}", True),
         ("A good answer needs more.", "A", False),
-        ("It is B or C.", "C", False),
         ("It is not (B).", "B", False),
-        ("", "B", False),
     ],
 )
 def test_multiple_choice_compares_the_final_letter(completion: str, letter: str, right: bool):
@@ -210,13 +183,8 @@ def test_endless_mathematics_is_stopped_and_the_next_answer_is_scored(monster: s
     assert (endless.status, endless.value) in [("timed_out", 0.0), ("ok", 0.0), ("failed", 0.0)]
 
 
-@pytest.mark.parametrize(
-    "endless",
-    ["9**9**9", r"\boxed{\frac{10^{10^9}}{7}}", r"\boxed{(x+1)^{9^7}}"],
-    ids=["power", "quotient", "binomial"],
-)
-def test_an_endless_expression_is_given_up_after_seconds_of_computing_and_is_not_wrong(endless: str):
-    reward = load_reward("math", timeout=3.0)
+def test_an_endless_expression_is_given_up_after_seconds_of_computing_and_is_not_wrong():
+    reward, endless = load_reward("math", timeout=3.0), r"\boxed{\frac{10^{10^9}}{7}}"
     output = reward([RewardInput(prompt="", completion=endless, answer="1/2")])[0]
     reward.close()
     assert (output.status, output.parts) == ("timed_out", {"math": None})
@@ -252,12 +220,8 @@ def test_without_math_verify_the_error_names_the_package_to_install(tmp_path: Pa
     ("completion", "right"),
     [
         ("<think>1\n2</think>\n<answer>3</answer>\n", True),
-        ("<think></think><answer></answer>", True),
-        ("<answer>3</answer>", False),
         ("<think>1</think><answer>3</answer> so", False),
         ("<think>1<think>2</think><answer>3</answer>", False),
-        ("<think>1</think><answer>3", False),
-        ("", False),
     ],
 )
 def test_format_requires_both_tags_once_and_nothing_else(completion: str, right: bool):
@@ -268,7 +232,6 @@ def test_format_requires_both_tags_once_and_nothing_else(completion: str, right:
     ("prompt", "completion", "right"),
     [
         ("Question. Assistant: <think>", "1\n2</think> <answer>3</answer>", True),
-        ("<|assistant|><think>\n", "1</think><answer>3</answer>", True),
         ("<think>\n\n</think>\n\n", "<answer>3</answer>", True),
         ("<think>", "<think>1</think><answer>3</answer>", False),
         ("Write <think> and </think>.", "1</think><answer>3</answer>", False),
@@ -277,8 +240,3 @@ def test_format_requires_both_tags_once_and_nothing_else(completion: str, right:
 )
 def test_tags_that_the_prompt_opened_belong_to_the_format(prompt: str, completion: str, right: bool):
     assert format(completion, prompt) == right
-
-
-def test_a_pattern_matches_the_whole_completion():
-    assert matches(r"\d+")("12")
-    assert not matches(r"\d+")("12 ducks")

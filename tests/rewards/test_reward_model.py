@@ -6,20 +6,18 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from outdo.extras.reward_models.model import RewardModel, fit, shuffled_epochs
+from outdo.extras.reward_models.model import RewardModel, fit
 from outdo.extras.reward_models.online_model import OnlineRewardModel, reward_model
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards import InProcessReward, RewardInput, Status
-from outdo.rewards.comparisons import Comparison, Ranking, comparison_loss, comparisons_of, pairs_of, ranking_of
+from outdo.rewards.comparisons import Comparison, Ranking, comparison_loss, pairs_of, ranking_of
 from outdo.rewards.context import RewardContext
 from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
-from outdo.utils.errors import ModelError, NonFiniteWeightsError, RewardError, UserError
+from outdo.utils.errors import ModelError, NonFiniteWeightsError, UserError
 
 CAUSAL = sorted(set(ARCHITECTURES) - {"mamba"})  # transformers has no classifier of it
 LEARNING = OptimiserSettings(lr=3e-3)
@@ -129,14 +127,6 @@ def test_a_completion_that_is_too_long_fails_and_the_others_are_scored(saved):
     assert not model.fits(Comparison(prompt="1", completions=("1", "9" * 600), values=(1, 0)))
 
 
-def test_a_prompt_that_the_chat_template_refuses_fails(saved):
-    model = RewardModel.load(saved, device="cpu")
-    refused = RewardInput(prompt=[{"role": "user", "content": "1+1="}], completion="2", answer=None)
-    (output,) = model([refused])
-    assert output.status is Status.failed
-    assert "chat template" in output.reason
-
-
 # ----------------------------------------------------------------------------------------------------------- loading
 
 
@@ -161,14 +151,6 @@ def test_the_embedding_of_every_token_that_is_read_has_a_gradient_also_after_loa
     assert torch.equal(*gradients)
 
 
-def test_loading_does_not_change_the_global_random_state(policy):
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    RewardModel.from_policy(policy, device="cpu")
-    assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.parametrize(
     "make", [RewardModel.load, RewardModel.from_policy, lambda path: reward_model(RewardContext(), path=str(path))]
 )
@@ -182,23 +164,6 @@ def test_a_language_model_is_refused_as_a_reward_model(policy):
         RewardModel.load(policy)
 
 
-def test_a_classifier_with_two_labels_is_refused(saved, tmp_path):
-    model = AutoModelForSequenceClassification.from_pretrained(saved, num_labels=2, ignore_mismatched_sizes=True)
-    model.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(saved).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="gives a text 2 scores"):
-        RewardModel.load(tmp_path)
-
-
-def test_a_reward_model_without_its_head_is_refused(policy, tmp_path):
-    tiny_model(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"lack 1 of the weights.*score\.weight"):
-        RewardModel.load(tmp_path)
-
-
 # ---------------------------------------------------------------------------------------------------------- the losses
 
 
@@ -210,34 +175,12 @@ def test_the_pair_loss_is_the_mean_over_all_pairs():
     assert pairs_of([3, 1, 2]) == [(0, 1), (0, 2), (2, 1)]
 
 
-def test_answers_of_equal_value_are_no_pair_and_give_no_gradient():
-    scores = torch.tensor([0.5, -1.0], requires_grad=True)
-    comparison_loss(scores, [1, 1]).backward()
-    assert scores.grad.tolist() == [0, 0]
-
-
 def test_the_regression_loss_is_the_mean_squared_error():
     assert float(comparison_loss(torch.tensor([0.5, -1.0]), [1.0, 1.0], "regression")) == (0.25 + 4.0) / 2
 
 
-@settings(derandomize=True, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=6), st.floats(0.1, 5), st.floats(-3, 3))
-def test_the_pair_loss_depends_only_on_the_order_of_the_values_and_differences_of_scores(worth, scale, shift):
-    scores = torch.linspace(-1, 1, len(worth), dtype=torch.float64)
-    moved = comparison_loss(scores + shift, [scale * each + shift for each in worth])
-    assert float(moved) == pytest.approx(float(comparison_loss(scores, worth)), abs=1e-9)
-
-
 def test_a_pair_with_equal_scores_is_not_right():
     assert ranking_of([1.0, 1.0, 0.0], [2, 1, 0]) == Ranking(pairs=3, right=2)
-
-
-def test_rated_answers_are_grouped_by_prompt():
-    rated = [("a", "1", 0.0), ("b", "2", 1.0), ("a", "3", 2.0)]
-    assert comparisons_of(rated) == [
-        Comparison(prompt="a", completions=("1", "3"), values=(0.0, 2.0)),
-        Comparison(prompt="b", completions=("2",), values=(1.0,)),
-    ]
 
 
 def test_every_prompt_has_the_same_weight_however_many_pairs_it_has(policy):
@@ -267,7 +210,7 @@ def test_every_prompt_has_the_same_weight_however_many_pairs_it_has(policy):
 # ------------------------------------------------------------------------------------------------------------ training
 
 
-@pytest.mark.parametrize("loss", ["pairs", "regression"])
+@pytest.mark.parametrize("loss", ["pairs", pytest.param("regression", marks=pytest.mark.release)])
 def test_training_learns_the_hidden_rule(loss, policy):
     model = RewardModel.from_policy(policy, device="cpu", optimiser=LEARNING)
     held_out = preferences(100, seed=1000)
@@ -277,19 +220,6 @@ def test_training_learns_the_hidden_rule(loss, policy):
     assert before < 0.7
     assert model.ranking(held_out).share > 0.85
     assert steps[-1].metrics["loss"] < steps[0].metrics["loss"]
-
-
-def test_every_epoch_has_each_comparison_once_in_a_new_order():
-    drawn = [place for place, _ in zip(shuffled_epochs(7, 0, "x"), range(14), strict=False)]
-    assert sorted(drawn[:7]) == sorted(drawn[7:]) == list(range(7))
-    assert drawn[:7] != drawn[7:]
-    assert drawn[:7] != [place for place, _ in zip(shuffled_epochs(7, 1, "x"), range(7), strict=False)]
-
-
-def test_training_without_any_pair_is_refused(policy):
-    model = RewardModel.from_policy(policy, device="cpu")
-    with pytest.raises(ValueError, match="no two answers"):
-        list(fit(model, [Comparison(prompt="1", completions=("1", "2"), values=(1, 1))], steps=1, batch=1))
 
 
 # ------------------------------------------------------------------------------------------------------------- refresh
@@ -377,56 +307,12 @@ def test_replay_is_a_share_of_all_comparisons_of_a_refresh(replay, wanted, saved
     assert (metrics["reward_model/fresh"], metrics["reward_model/replayed"]) == (8, wanted)  # 12 are older
 
 
-def test_replayed_comparisons_are_older_and_differ_between_refreshes(saved, monkeypatch):
-    trained = []
-
-    def recording_fit(model, comparisons, **settings):
-        trained.append([each.prompt for each in comparisons])
-        return fit(model, comparisons, **settings)
-
-    monkeypatch.setattr("outdo.extras.reward_models.online_model.fit", recording_fit)
-    reward = online_model(saved, replay=0.5, steps=1, every=1)
-    for number in range(6):
-        reward.after_step(number, step_of(number))
-    for number, data in enumerate(trained):
-        new = [f"{4 * number + each}?" for each in range(4)]
-        assert data[:4] == new
-        assert not set(data[4:]) & set(new)
-    places = [[int(prompt[:-1]) for prompt in data[4:]] for data in trained]
-    assert len({len(each) for each in places[1:]}) == 1
-    assert places[-1] != places[-2]
-
-
-def test_the_history_keeps_the_newest_comparisons(saved):
-    reward = online_model(saved, history=6)
-    for number in range(3):
-        reward.observe(step_of(number))
-    assert [each.prompt for each in reward.kept] == [f"{number}?" for number in range(6, 12)]
-    assert reward.fresh == 6
-
-
 def test_labels_and_rewards_are_separate(saved):
     reward = online_model(saved)
     metrics = reward.observe([group(1, ["10", "11"]), group(2, ["20", "30"], reward=1.0)])
     assert metrics["reward_model/label"] == 0.75
     assert metrics["reward_model/accuracy"] == 0.0  # one pair, and both were given the same
     assert [each.prompt for each in reward.kept] == ["1?"]  # the other has no pair
-
-
-def test_rollouts_without_a_reward_are_not_kept(saved):
-    reward = online_model(saved)
-    assert reward.observe([group(1, ["10", "11"], status="failed")]) == {}
-    assert reward.kept == []
-    assert reward.refresh() == {"reward_model/fresh": 0, "reward_model/replayed": 0}
-
-
-def test_labels_that_fail_stop_the_run(saved):
-    def broken(completion):
-        raise RuntimeError("out of order")
-
-    reward = OnlineRewardModel(RewardModel.load(saved, device="cpu"), InProcessReward(broken), every=1)
-    with pytest.raises(RewardError, match="out of order"):
-        reward.observe(step_of(1))
 
 
 # --------------------------------------------------------------------------------------------------------- in a recipe
@@ -444,7 +330,7 @@ def test_a_reward_model_in_a_recipe_is_trained_only_with_labels(saved):
 
 def test_all_wrong_options_are_reported_at_once(tmp_path):
     with pytest.raises(UserError) as caught:
-        reward_model(RewardContext(), path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")  # type: ignore[arg-type]
+        reward_model(RewardContext(), path=str(tmp_path / "none"), labels="exact", replay=1.0, steps=0, loss="rank")
     assert [each.split(" must")[0] for each in caught.value.problems] == [
         "reward_model: labels and every",
         "reward_model: replay",

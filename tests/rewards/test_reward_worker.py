@@ -1,9 +1,7 @@
 """A user's function that hangs, crashes or lies fails only its own completion; the next hundred are scored."""
 
 import contextlib
-import datetime
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from outdo.rewards import Reward, RewardInput, Status, worker_output, worker_process
+from outdo.rewards import Reward, RewardInput, Status, worker_output
 from outdo.rewards import worker as worker_module
 from outdo.utils.errors import RewardError, UserError
 
@@ -24,24 +22,16 @@ Sample = Callable[..., RewardInput]
 
 HANGS = {
     "sleep": "time.sleep(1000)",
-    "spin": "while True: pass",
     "ignored signals": "ignore_signals(); time.sleep(1000)",
-    "swallowed exceptions": "forever()",
     "a loop in C": "sum(range(10**13))",
-    "a pattern that backtracks": "re.fullmatch('(a+)+b', 'a' * 60)",
-    "a thread that is joined": "t = threading.Thread(target=time.sleep, args=(1000,)); t.start(); t.join()",
     "a child that is waited for": "subprocess.run(['sleep', '1000'])",
 }
 ENDS = {
     "segmentation fault": "ctypes.string_at(0)",
-    "os._exit": "os._exit(0)",
     "sys.exit": "sys.exit(3)",
-    "abort": "os.abort()",
     "the memory is out": "bytearray(10**18)",
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "raises": "{}['key']",
     "raises what cannot be shown": "raise Unshowable",
-    "closes every file": "os.closerange(0, 100)",
     "writes to every file": "[write(fd, b'x' * 100) for fd in range(100)]",
     "a child keeps the line open": "fork_and_die()",
 }
@@ -55,13 +45,6 @@ class Unshowable(Exception):
 def ignore_signals():
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-
-def forever():
-    while True:
-        try:
-            time.sleep(1000)
-        except BaseException:
-            pass
 
 def write(fd, data):
     try:
@@ -119,8 +102,8 @@ def test_a_hanging_call_is_killed_and_the_next_hundred_are_scored(reward_of: Mak
 
 def test_a_call_ends_at_its_deadline_and_not_later(reward_of: Make, sample: Sample):
     """A slow machine makes both calls later, and changes nothing."""
-    source = "import time\ndef score(completion):\n    time.sleep(6 if completion == 'slow' else 0)\n    return 1.0"
-    assert statuses(reward_of(source, timeout=2.0), [sample("slow")]) == ["timed_out"]
+    source = "import time\ndef score(completion):\n    time.sleep(3 if completion == 'slow' else 0)\n    return 1.0"
+    assert statuses(reward_of(source, timeout=1.0), [sample("slow")]) == ["timed_out"]
     assert statuses(reward_of(source, timeout=600.0), [sample("slow")]) == ["ok"]
 
 
@@ -149,15 +132,9 @@ RETURNED = {
 }
 
 
-@pytest.mark.parametrize(("returned", "status"), RETURNED.items())
-def test_return_values_have_the_same_status_in_a_worker(reward_of: Make, sample: Sample, returned: str, status: str):
-    reward = reward_of(f"def score(completion): return {returned} if completion == 'bad' else 1")
-    assert statuses(reward, [sample("bad"), *[sample("1")] * 100]) == [status, *["ok"] * 100]
-
-
-def test_the_reason_names_a_segmentation_fault(reward_of: Make, sample: Sample):
-    reward = reward_of(SOURCE.replace("{fault}", ENDS["segmentation fault"]))
-    assert reward([sample("bad")])[0].reason == "score ended the worker: SIGSEGV"
+def test_return_values_have_the_same_status_in_a_worker(reward_of: Make, sample: Sample):
+    reward = reward_of("def score(completion): return eval(completion)")
+    assert statuses(reward, [sample(returned) for returned in (*RETURNED, "1")]) == [*RETURNED.values(), "ok"]
 
 
 def test_the_reason_of_an_exception_has_its_file_and_line(reward_of: Make, sample: Sample):
@@ -177,13 +154,6 @@ def test_a_function_may_print_much(reward_of: Make, sample: Sample, capfd: pytes
 def test_a_worker_is_reused_and_keeps_its_state(reward_of: Make, sample: Sample):
     reward = reward_of("calls = []\ndef score(completion):\n    calls.append(1)\n    return len(calls)")
     assert [output.value for output in [*reward([sample("a")] * 2), *reward([sample("a")])]] == [1.0, 2.0, 3.0]
-
-
-def test_a_worker_that_died_between_calls_is_replaced_without_a_failure(reward_of: Make, sample: Sample):
-    reward = reward_of("def score(completion): return 1.0")
-    os.kill(group_of(reward), signal.SIGKILL)
-    wait_until(lambda: not is_group_alive(group_of(reward)))
-    assert statuses(reward, [sample("a")] * 2) == ["ok", "ok"]
 
 
 def test_no_zombie_and_no_open_file_is_left(reward_of: Make, sample: Sample):
@@ -237,7 +207,7 @@ def test_a_single_value_for_a_batch_is_a_failure(reward_of: Make, sample: Sample
     assert outputs[0].reason == "score returned 1 value for 3 completions; expected a list of 3"
 
 
-@pytest.mark.parametrize("fault", ["await asyncio.sleep(1000)", "time.sleep(1000)", "os._exit(0)", "sys.exit()"])
+@pytest.mark.parametrize("fault", ["time.sleep(1000)", "os._exit(0)"])
 def test_one_of_many_asynchronous_calls_fails_alone(reward_of: Make, sample: Sample, fault: str):
     source = f"""
         import asyncio, os, sys, time
@@ -265,28 +235,7 @@ def test_a_late_asynchronous_call_is_cancelled_without_a_new_worker(reward_of: M
     assert group_of(reward) == group
 
 
-def test_an_asynchronous_batch_that_exits_fails_and_does_not_hang(reward_of: Make, sample: Sample):
-    source = """
-        import sys
-        async def score(completions, **columns):
-            sys.exit(2)
-    """
-    assert statuses(reward_of(source, timeout=5.0), [sample("1")]) == ["failed"]
-
-
 # ---- what is sent to and from the worker
-
-
-def test_a_function_gets_columns_of_any_type(reward_of: Make, sample: Sample):
-    reward = reward_of("def score(completion, day): return day.year + len(completion)")
-    assert reward([sample("\ud800", day=datetime.date(2024, 1, 1))])[0].value == 2025.0
-
-
-def test_a_column_that_cannot_be_pickled_fails_only_its_completion(reward_of: Make, sample: Sample):
-    reward = reward_of("def score(completion): return 1.0")
-    outputs = reward([sample("a", column=lambda: 0), sample("a")])
-    assert [output.status for output in outputs] == ["failed", "ok"]
-    assert "cannot be sent to the worker" in outputs[0].reason
 
 
 FORGED = [
@@ -302,19 +251,20 @@ FORGED = [
 ]
 
 
-@pytest.mark.parametrize("forged", FORGED)
-def test_an_invalid_response_is_a_failure(reward_of: Make, sample: Sample, forged: bytes):
+def test_an_invalid_response_is_a_failure(reward_of: Make, sample: Sample):
     source = f"""
         import gc, socket, struct, sys
         def nonce(frame):
             return frame.f_locals["nonce"] if "nonce" in frame.f_locals else nonce(frame.f_back)
-        def score(completion):
+        def score(completion, answer):
             line = [o for o in gc.get_objects() if isinstance(o, socket.socket)][0]
-            line.sendall(struct.pack("!Q", {len(forged)}) + nonce(sys._getframe()) + {forged!r})
+            forged = {FORGED!r}[answer]
+            line.sendall(struct.pack("!Q", len(forged)) + nonce(sys._getframe()) + forged)
             return 1.0
     """
-    output = reward_of(source)([sample("a")])[0]
-    assert output.status in (Status.failed, Status.non_finite)
+    reward = reward_of(source)
+    for number, forged in enumerate(FORGED):
+        assert reward([sample("a", answer=number)])[0].status in (Status.failed, Status.non_finite), forged
 
 
 def test_a_response_of_excessive_size_is_not_read(reward_of: Make, sample: Sample):
@@ -338,22 +288,12 @@ def test_a_response_of_excessive_size_is_not_read(reward_of: Make, sample: Sampl
     [
         ("import os\n\ndef score(completion:\n", "my_reward.py, line 3: SyntaxError: '\\(' was never closed"),
         ("import os\nimport no_such_package\n", "my_reward.py, line 2: ModuleNotFoundError: No module named 'no_such"),
-        ("import sys\nsys.exit(1)\n", "my_reward.py, line 2: SystemExit: 1"),
         ("import os\nos._exit(3)\n", "importing it ended the worker: exit status 3"),
-        ("def scores(completion): return 1.0\n", "has no .score.; did you mean scores"),
-        ("score = 1.0\n", "the reward score is not a function but of type float"),
-        ("def score(text): return 1.0\n", "known signature"),
     ],
 )
 def test_the_error_for_an_unusable_file_has_its_line(reward_of: Make, source: str, message: str):
     with pytest.raises(UserError, match=message):
         reward_of(source)
-
-
-def test_a_file_whose_import_never_ends_is_refused(reward_of: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker_process, "IMPORT_DEADLINE", 1.0)
-    with pytest.raises(UserError, match="importing it took longer than 1 s"):
-        reward_of("while True: pass")
 
 
 def test_a_worker_that_does_not_start_again_stops_the_run(reward_of: Make, sample: Sample, tmp_path: Path):
@@ -393,7 +333,6 @@ def test_a_worker_ends_with_its_trainer(tmp_path: Path, doing: str):
     )
     command = [sys.executable, "-c", PARENT, f"{file}:score", doing]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         group = int(parent.stdout.readline())
         if doing == "calling":
             wait_until(busy.exists)

@@ -29,16 +29,12 @@ def polite(completion):
     [
         (["exact"], None, "exact"),
         (["last_number", "format"], None, "last_number"),
-        (["format", "overlong", "math", "mine"], None, "math"),
         (["exact", "math"], None, None),  # two matchers
-        (["exact", "math"], "math", "math"),
         (["exact", "mine"], "mine", "mine"),
         (["mine"], None, "mine"),
-        (["mine", "format"], None, "mine"),
         (["mine", "yours"], None, None),  # either could be the one
         (["mine", "yours"], "yours", "yours"),
         (["format"], None, None),
-        (["overlong", "reward_model"], None, None),
     ],
 )
 def test_the_reward_that_decides_is_the_named_one_or_the_only_one_that_can(names, chosen, decides):
@@ -73,10 +69,6 @@ def test_true_and_false_of_the_only_reward_are_verdicts():
     assert load_reward([polite, accuracy])([answer("please")])[0].right is None  # accuracy may be the verdict
 
 
-def test_a_format_is_no_verdict():
-    assert load_reward("format")([answer("<think>a</think><answer>b</answer>")])[0].right is None
-
-
 def test_a_verdict_comes_back_from_a_worker_process(tmp_path):
     (tmp_path / "mine.py").write_text("def even(completion):\n    return len(completion) % 2 == 0\n")
     reward = load_reward(f"{tmp_path / 'mine.py'}:even")
@@ -84,10 +76,3 @@ def test_a_verdict_comes_back_from_a_worker_process(tmp_path):
         assert [each.right for each in reward([answer("18"), answer("1")])] == [True, False]
     finally:
         reward.close()
-
-
-def test_an_answer_that_the_deciding_reward_cannot_score_has_no_verdict():
-    def fails(completion):
-        raise ValueError(completion)
-
-    assert load_reward(["exact", fails])([answer("18")])[0].right is None

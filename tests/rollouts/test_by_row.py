@@ -16,7 +16,7 @@ from outdo.rollouts.environments.base import Environment
 from outdo.rollouts.environments.by_row import ByRow
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
-from outdo.types import Batch, Group, Prompt, Request
+from outdo.types import Group, Prompt, Request
 from outdo.utils.errors import RewardError
 
 SAMPLING = SamplingParams(max_tokens=200)
@@ -90,12 +90,6 @@ def test_an_episode_is_that_of_its_environment_alone() -> None:
         ):
             kept = [replace(each, counts={}) for each in group.rollouts]
             assert kept == [replace(each, counts={}) for each in alone.rollouts]
-
-
-def test_a_batch_has_rewards_of_turns_beside_those_of_single_answers() -> None:
-    batch = Batch.from_groups(play(by_row(), prompts("twice", None)))
-    assert batch.token_rewards is not None
-    assert batch.token_rewards.sum(1).tolist() == batch.rewards.tolist() == [1.5, 1.5, 1.0, 1.0]
 
 
 def test_failures_are_counted_over_all_environments() -> None:

@@ -19,7 +19,7 @@ from pretended_cuda import OnCuda, move, pretended_cuda
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin import device_steps
 from outdo.rollouts.engines.builtin import engine as builtin
-from outdo.rollouts.engines.builtin.device_steps import DeviceSteps, rows_of_bucket
+from outdo.rollouts.engines.builtin.device_steps import DeviceSteps
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.probe import WAYS, SamplingChoice
 from outdo.rollouts.engines.limits import HOST_READS_EVERY
@@ -81,8 +81,15 @@ def assert_alike(found: Sequence[Completion], expected: Sequence[Completion]) ->
         assert (one.finish_reason, one.tokens_read) == (other.finish_reason, other.tokens_read)
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gemma2", "gpt_neox"])
-@pytest.mark.parametrize("how", [{"top_p": 0.9}, {"stop": ("e",)}], ids=str)
+@pytest.mark.parametrize(
+    ("arch", "how"),
+    [
+        ("qwen3", {"top_p": 0.9}),
+        ("gemma2", {"stop": ("e",)}),
+        pytest.param("gpt_neox", {"top_p": 0.9}, marks=pytest.mark.release),
+    ],
+    ids=["qwen3, top_p", "gemma2, stop", "gpt_neox, top_p"],
+)
 def test_answers_are_those_of_a_processor(arch: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     sampling = SamplingParams(max_tokens=40, **how)
     asked = requests((1, 5, 20), siblings=3, limit=lambda index: (33, 3, 17, 1, 9, 25)[index % 6])
@@ -129,6 +136,7 @@ def test_the_host_reads_tokens_and_log_probabilities_once_for_several_steps(monk
     assert graphs.captured == [4, 4]
 
 
+@pytest.mark.release
 def test_a_device_that_captures_nothing_samples_operator_by_operator_and_says_so(monkeypatch: pytest.MonkeyPatch):
     captures = dict(device_steps.CAPTURES)
     with on_cuda(monkeypatch) as (policy, graphs):
@@ -141,6 +149,7 @@ def test_a_device_that_captures_nothing_samples_operator_by_operator_and_says_so
         assert graphs.waits["tolist"] <= 4
 
 
+@pytest.mark.release
 def test_a_model_whose_step_waits_for_the_host_is_not_captured(monkeypatch: pytest.MonkeyPatch):
     with on_cuda(monkeypatch, "gpt2") as (policy, _):  # looks for padding tokens, to warn of them
         assert BuiltinEngine(policy).choice.way == WAYS[1]
@@ -155,10 +164,3 @@ def test_logits_that_are_not_finite_end_sampling(monkeypatch: pytest.MonkeyPatch
         norm.register_forward_hook(lambda module, inputs, output: output * float("nan"))
         with torch.no_grad(), pytest.raises(NonFiniteWeightsError):
             engine.generate(requests((4,)), SamplingParams(max_tokens=9))
-
-
-@pytest.mark.parametrize(
-    ("rows", "most", "expected"), [(1, 8, 1), (2, 8, 2), (3, 8, 4), (5, 8, 8), (5, 6, 6), (9, 256, 16)]
-)
-def test_rows_are_those_of_few_buckets(rows: int, most: int, expected: int):
-    assert rows_of_bucket(rows, most) == expected

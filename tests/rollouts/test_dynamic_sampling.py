@@ -13,7 +13,7 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts
 from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
-from outdo.rewards import FailureCount, load_reward
+from outdo.rewards import load_reward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
@@ -68,15 +68,6 @@ def ids(sampled: Sampled) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------- dynamic sampling
-
-
-def test_a_step_of_informative_groups_is_not_changed():
-    sampler, prompts = dynamic(mixed_for("0", "1", "2"))
-    sampled = sampler(POLICY, next(iter(prompts)), step=1)
-    assert ids(sampled) == ["0", "1", "2"]
-    assert {request.stream.purpose for request in sampler.sampler.engine.requests} == {"train"}
-    assert prompts.position == 3
-    assert [sampled.metrics[f"dynamic_sampling/{name}"] for name in ("rounds", "dropped", "missing")] == [0, 0, 0]
 
 
 def test_uninformative_groups_are_replaced_by_as_many_further_questions_until_none_is_missing():
@@ -146,14 +137,6 @@ def test_a_resumed_run_equals_an_uninterrupted_run():
         assert before + run(*second, steps + 1, 8 - steps) == uninterrupted
 
 
-def test_an_answer_without_a_reward_makes_no_group_informative():
-    def script(request: Request) -> str:
-        return "none" if request.stream.sample else "yes"
-
-    sampler, prompts = dynamic(script, rounds=1)
-    assert sampler(POLICY, next(iter(prompts)), step=1).groups == []
-
-
 def test_one_broken_question_in_a_further_round_stops_no_run_but_many_do():
     def broken(completion: str, answer: str, prompt: str) -> float:
         if prompt in faulty:
@@ -167,24 +150,6 @@ def test_one_broken_question_in_a_further_round_stops_no_run_but_many_do():
     sampler, prompts = dynamic(mixed_for("0"), rounds=2, reward=broken)
     with pytest.raises(RewardError, match="4 of 6 rewards of this step"):
         sampler(POLICY, next(iter(prompts)), step=1)
-
-
-def test_failures_are_counted_over_the_calls_that_share_a_count_and_over_no_others():
-    def broken(completion: str, answer: str) -> float:
-        raise ValueError
-
-    environment = SingleTurn(load_reward(broken), max_failed=1.0)
-    sampler = GroupSampler(Recording(mixed_for()), environment, group_size=2, sampling=SAMPLING, greedy_baseline=True)
-    failures = FailureCount()
-    sampler(POLICY, QUESTIONS[:2], step=1, failures=failures)
-    assert (failures.rewards, len(failures.failed)) == (6, 6)  # four answers and two baselines
-    sampler(POLICY, QUESTIONS[:2], step=1, purpose="train/refill-1")
-    assert failures.rewards == 6
-
-
-def test_rounds_must_be_at_least_one():
-    with pytest.raises(ValueError, match="rounds must be 1 or more"):
-        dynamic(mixed_for(), rounds=0)
 
 
 # ------------------------------------------------------------------------------------------------------- the baseline
@@ -205,12 +170,6 @@ def test_the_baseline_is_the_reward_of_the_greedy_answer_which_is_not_trained_on
     assert [group.informative for group in groups] == [greedy == "no"] * 2
 
 
-def test_there_is_no_baseline_by_default():
-    sampler = group_sampler(answers("yes", "no"))
-    assert [group.baseline for group in sampler(POLICY, QUESTIONS[:2], step=1)] == [None, None]
-    assert len(sampler.engine.requests) == 4
-
-
 def test_a_group_without_a_baseline_is_counted_and_not_trained_on():
     def script(request: Request) -> str:
         return {"train/baseline": "none" if request.stream.prompt_id == "0" else "no"}.get(
@@ -223,8 +182,3 @@ def test_a_group_without_a_baseline_is_counted_and_not_trained_on():
     assert batch.scored.tolist() == [False, False, True, True]
     assert not batch.loss_mask[:2].any()
     assert torch.equal(batch.rewards, torch.tensor([0.0, 0.0, 1.0, 1.0]))
-
-
-def test_a_status_from_the_reward_is_kept():
-    sampler = group_sampler(answers("none", "none"), greedy_baseline=True)
-    assert {each.status for each in sampler(POLICY, QUESTIONS[:1], step=1)[0].rollouts} == {"not_applicable"}

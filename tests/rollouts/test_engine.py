@@ -3,6 +3,8 @@
 import dataclasses
 import random
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,17 +14,25 @@ from transformers import PreTrainedTokenizerFast
 from outdo.models import onednn
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, sample_tokens
+from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request
 from outdo.utils.errors import EngineError, NonFiniteWeightsError
 from outdo.utils.rng import Stream
 
 LONG = SamplingParams(max_tokens=100)
-MODELS = [(arch, {}) for arch in SHARED] + [("qwen3", {"sharpness": 6.0}), ("qwen3", {"hidden": 128})]
-EVERY_MODEL = pytest.mark.parametrize(
-    ("arch", "settings"), MODELS, ids=lambda x: x if isinstance(x, str) else str(x or "")
-)
+CORE = [("qwen3", {"sharpness": 6.0}), ("gemma2", {}), ("gpt2", {})]
+OTHERS = [*((arch, {}) for arch in SHARED if arch not in ("gemma2", "gpt2")), ("qwen3", {"hidden": 128})]
+
+
+def models(*others: object) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        ("arch", "settings"), [*CORE, *others], ids=lambda x: x if isinstance(x, str) else str(x or "")
+    )
+
+
+EVERY_MODEL = models(*OTHERS)
+CORE_MODELS = models(*(pytest.param(*each, marks=pytest.mark.release) for each in OTHERS))
 
 
 def many() -> list[Request]:
@@ -68,7 +78,7 @@ def assert_the_batch_does_not_matter(policy: Policy, batch: list[Request]) -> li
     return together
 
 
-@EVERY_MODEL
+@CORE_MODELS
 def test_an_answer_has_the_same_bits_in_any_batch(arch, settings):
     """On a CPU in float32: alone, in batches of any size, in any order, with siblings and without."""
     together = assert_the_batch_does_not_matter(shared(arch, **settings), many())
@@ -98,7 +108,7 @@ def test_one_thread_and_two_sample_the_same_tokens():
     torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(32, 264), (128, 512), (384, 1024), (896, 4864), (128, 50_000)], ids=str)
+@pytest.mark.parametrize("shape", [(32, 264), (128, 512), (896, 4864), (128, 50_000)], ids=str)
 def test_products_of_a_multiple_of_four_rows_have_the_same_bits_on_this_machine(shape):
     """The engine's independence of the batch needs this; where it fails, the tests above may fail, too."""
     generator = torch.Generator().manual_seed(0)
@@ -128,14 +138,10 @@ def test_an_interrupted_episode_continues_with_the_same_tokens():
     assert [x.token_ids for x in engine.generate(rest, LONG)] == [x.token_ids[11:] for x in whole]
 
 
-def test_no_requests_give_no_completions():
-    assert BuiltinEngine(shared("qwen3")).generate([], LONG) == []
-
-
 # ------------------------------------------------------------------------------------------- the trainer's own model
 
 
-@EVERY_MODEL
+@CORE_MODELS
 def test_scores_of_sampled_tokens_are_the_log_probabilities_they_were_sampled_with(arch, settings):
     policy, batch = shared(arch, **settings), requests(siblings=1)
     engine = BuiltinEngine(policy)
@@ -149,19 +155,18 @@ def test_scores_of_sampled_tokens_are_the_log_probabilities_they_were_sampled_wi
 @EVERY_MODEL
 def test_log_probabilities_equal_those_of_the_training_forward_pass(arch, settings):
     policy, batch = shared(arch, **settings), many()
-    for temperature in (1.0, 0.6):
-        sampling = SamplingParams(max_tokens=100, temperature=temperature, top_p=0.9, top_k=100)
-        answers = BuiltinEngine(policy).generate(batch, sampling)
-        assert mismatch(policy, batch, answers, temperature) < 1e-4
+    sampling = SamplingParams(max_tokens=100, temperature=0.6, top_p=0.9, top_k=100)
+    answers = BuiltinEngine(policy).generate(batch, sampling)
+    assert mismatch(policy, batch, answers, temperature=0.6) < 1e-4
 
 
-@EVERY_MODEL
+@CORE_MODELS
 def test_greedy_tokens_equal_those_of_transformers(arch, settings):
-    policy, batch = shared(arch, **settings), requests((1, 17, 90), siblings=1, limit=lambda index: 70)
-    answers = BuiltinEngine(policy).generate(batch, SamplingParams(max_tokens=70, temperature=0))
+    policy, batch = shared(arch, **settings), requests((1, 17, 50), siblings=1, limit=lambda index: 30)
+    answers = BuiltinEngine(policy).generate(batch, SamplingParams(max_tokens=30, temperature=0))
     for request, answer in zip(batch, answers, strict=True):
         ids = torch.tensor([request.token_ids])
-        full = policy.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=70)
+        full = policy.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30)
         assert list(answer.token_ids) == full[0, ids.shape[1] :].tolist()
 
 
@@ -185,18 +190,17 @@ def test_the_engine_samples_from_the_current_weights():
 # ------------------------------------------------------------------------------------------------------ the padded way
 
 
-@pytest.mark.parametrize("at_once", [3, 256])
-def test_a_model_without_attention_is_sampled_with_matching_log_probabilities(at_once):
+def test_a_model_without_attention_is_sampled_with_matching_log_probabilities():
     policy, batch = shared("mamba"), requests((1, 5, 30), siblings=2, limit=lambda index: 3 + 4 * index)
-    answers = BuiltinEngine(policy, rows=at_once).generate(batch, LONG)
+    answers = BuiltinEngine(policy, rows=3).generate(batch, LONG)
     assert [len(answer.token_ids) for answer in answers] == [3, 7, 11, 15, 19, 23]
     assert mismatch(policy, batch, answers) < 1e-4
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("arch", ["gemma2", pytest.param("gpt2", marks=pytest.mark.release)])
 def test_both_attention_modes_sample_the_same_tokens(arch):
     policy, padded = shared(arch), fresh(arch, attention="padded")
-    batch = requests((1, 9, 40), siblings=3, limit=lambda index: 5 + 3 * index)
+    batch = requests((1, 9, 40), siblings=2, limit=lambda index: 5 + 3 * index)
     answers = [BuiltinEngine(each, rows=4).generate(batch, LONG) for each in (policy, padded)]
     assert [x.token_ids for x in answers[0]] == [x.token_ids for x in answers[1]]
     assert [x.finish_reason for x in answers[0]] == [x.finish_reason for x in answers[1]]
@@ -209,14 +213,16 @@ def test_both_attention_modes_sample_the_same_tokens(arch):
 ATTENTION_MODES = pytest.mark.parametrize("attention", ["shared", "padded"])
 
 
-def generate_with_and_without_stop(
-    attention: str, **stop: object
-) -> tuple[list[Request], list[Completion], list[Completion]]:
-    """Return requests, their completions without any stop setting, and those with `stop`."""
-    policy = shared("qwen3") if attention == "shared" else fresh(attention="padded")
-    batch = requests((1, 20), siblings=4, limit=lambda index: 60)
-    engine = BuiltinEngine(policy)
-    return batch, engine.generate(batch, LONG), engine.generate(batch, SamplingParams(max_tokens=100, **stop))
+@cache
+def policy_with(attention: str, arch: str = "qwen3") -> Policy:
+    return shared(arch) if attention == "shared" else fresh(arch, attention="padded")
+
+
+@cache
+def completions(attention: str, **stop: Any) -> list[Completion]:
+    """The completions of eight requests of up to 40 tokens, which end at `stop` too."""
+    batch = requests((1, 20), siblings=4, limit=lambda index: 40)
+    return BuiltinEngine(policy_with(attention)).generate(batch, SamplingParams(max_tokens=100, **stop))
 
 
 @ATTENTION_MODES
@@ -224,12 +230,12 @@ def test_the_end_token_is_part_of_the_answer_and_is_trained(attention):
     policy = fresh(attention=attention)
     with torch.no_grad():
         policy.model.lm_head.weight[0].mul_(4)  # more ends
-    batch = requests((1, 20), siblings=8, limit=lambda index: 60)
+    batch = requests((1, 20), siblings=5, limit=lambda index: 40)
     answers = BuiltinEngine(policy).generate(batch, LONG)
     stopped = [answer for answer in answers if answer.finish_reason is FinishReason.stop]
-    assert len(stopped) > 3
+    assert len(stopped) > 2
     assert all(answer.token_ids.index(0) == len(answer.token_ids) - 1 for answer in stopped)
-    assert all(0 not in x.token_ids and len(x.token_ids) == 60 for x in answers if x not in stopped)
+    assert all(0 not in x.token_ids and len(x.token_ids) == 40 for x in answers if x not in stopped)
     assert mismatch(policy, batch, answers) < 1e-4
     trained = batch_of(batch, answers)
     assert int((trained.loss_mask & (trained.token_ids == 0)).sum()) == len(stopped)
@@ -237,7 +243,7 @@ def test_the_end_token_is_part_of_the_answer_and_is_trained(attention):
 
 @ATTENTION_MODES
 def test_stop_tokens_end_an_answer_in_addition_to_the_models_own(attention):
-    _, free, stopped = generate_with_and_without_stop(attention, stop_token_ids=tuple(range(5, 15)))
+    free, stopped = completions(attention), completions(attention, stop_token_ids=tuple(range(5, 15)))
     for whole, cut in zip(free, stopped, strict=True):
         ends = [index for index, token in enumerate(whole.token_ids) if token == 0 or 5 <= token < 15]
         expected = whole.token_ids[: ends[0] + 1] if ends else whole.token_ids
@@ -250,9 +256,9 @@ def test_stop_tokens_end_an_answer_in_addition_to_the_models_own(attention):
 def test_a_stop_text_ends_an_answer_once_complete_and_is_part_of_it(attention):
     """The stop text has two letters, and no token of the tiny tokenizer has two: it spans tokens."""
     tokenizer = shared("qwen3").tokenizer
-    _, free, _ = generate_with_and_without_stop(attention)
-    stop = next(text for text in (tokenizer.decode(free[0].token_ids[i : i + 2]) for i in range(60)) if text.isascii())
-    _, _, stopped = generate_with_and_without_stop(attention, stop=(stop, "never to be seen"))
+    free = completions(attention)
+    stop = next(text for text in (tokenizer.decode(free[0].token_ids[i : i + 2]) for i in range(40)) if text.isascii())
+    stopped = completions(attention, stop=(stop, "never to be seen"))
     first = stopped[0]
     assert first.finish_reason is FinishReason.stop
     assert tokenizer.decode(first.token_ids).endswith(stop)
@@ -277,7 +283,14 @@ def finish_reasons(tokenizer: PreTrainedTokenizerFast, text: str, stop: str) -> 
     return reasons
 
 
-@pytest.mark.parametrize("stop", ["é", "</answer>", "\n\n", "日本", "."])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "é",
+        "</answer>",
+        "日本",
+    ],
+)
 def test_a_stop_text_is_found_at_its_last_byte(stop):
     tokenizer = shared("qwen3").tokenizer
     reasons = finish_reasons(tokenizer, "so" + stop, stop)
@@ -295,7 +308,7 @@ def test_a_stop_text_in_the_prompt_has_no_effect():
 
 @ATTENTION_MODES
 def test_the_smaller_of_the_two_token_limits_applies(attention):
-    policy = shared("qwen3") if attention == "shared" else fresh(attention="padded")
+    policy = policy_with(attention)
     batch = requests((1, 20), limit=lambda index: 1 + 2 * index)
     answers = BuiltinEngine(policy).generate(batch, SamplingParams(max_tokens=8))
     lengths = [len(answer.token_ids) for answer in answers]
@@ -303,11 +316,10 @@ def test_the_smaller_of_the_two_token_limits_applies(attention):
     assert {answer.finish_reason for answer in answers} == {FinishReason.length}
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gpt2"])
-@ATTENTION_MODES
+@pytest.mark.parametrize(("arch", "attention"), [("gpt2", "shared"), ("qwen3", "padded")])
 def test_an_answer_ends_at_the_end_of_the_models_context(arch, attention):
     """The tiny models have 512 positions; gpt2 has learned ones, and would fail at a 513th."""
-    policy = shared(arch) if attention == "shared" else fresh(arch, attention="padded")
+    policy = policy_with(attention, arch)
     batch = requests((505, 511, 8), siblings=1)
     answers = BuiltinEngine(policy).generate(batch, LONG)
     assert [len(answer.token_ids) for answer in answers] == [7, 1, 30]
@@ -317,18 +329,10 @@ def test_an_answer_ends_at_the_end_of_the_models_context(arch, attention):
 
 @ATTENTION_MODES
 def test_a_prompt_that_fills_the_context_is_an_error_that_names_it(attention):
-    policy = shared("qwen3") if attention == "shared" else fresh(attention="padded")
+    policy = policy_with(attention)
     request = Request(token_ids=tokens(512, 0), stream=Stream("test", 1, "q7", 0), max_tokens=10)
     with pytest.raises(ValueError, match="prompt q7 has 512 tokens; the model's context of 512 leaves no room"):
         BuiltinEngine(policy).generate([request], LONG)
-
-
-@pytest.mark.parametrize(("prompt", "limit"), [((), 5), ((7, 8), 0)])
-def test_a_request_without_prompt_tokens_or_without_room_is_refused(prompt, limit):
-    """An empty prompt would continue its neighbour's prompt; an answer of no tokens would get one."""
-    batch = [*requests((4,), siblings=1), Request(token_ids=prompt, stream=Stream("t", 1, "q7", 0), max_tokens=limit)]
-    with pytest.raises(ValueError, match="q7"):
-        BuiltinEngine(shared("qwen3")).generate(batch, LONG)
 
 
 def test_the_engine_uses_the_same_matrix_products_as_training(monkeypatch):
@@ -342,9 +346,10 @@ def test_the_engine_uses_the_same_matrix_products_as_training(monkeypatch):
         assert bool(calls) is expected
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@ATTENTION_MODES
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("attention", "value", "temperature"),
+    [("shared", torch.nan, 0.0), ("shared", torch.inf, 1.0), ("padded", torch.nan, 1.0)],
+)
 def test_logits_that_are_not_finite_are_an_error_with_the_step_and_the_question(attention, value, temperature):
     policy = fresh(attention=attention)
     engine, (request, *_) = BuiltinEngine(policy), requests()
@@ -354,13 +359,6 @@ def test_logits_that_are_not_finite_are_an_error_with_the_step_and_the_question(
         engine.generate([request], SamplingParams(temperature=temperature))
 
 
-def test_a_logit_of_minus_infinity_is_a_token_that_is_never_sampled():
-    logits = torch.tensor([[0.0, -torch.inf, 1.0]]).expand(50, -1)
-    tokens, logprobs = sample_tokens(logits, torch.linspace(0, 1, 50, dtype=torch.float64), SamplingParams())
-    assert set(tokens.tolist()) == {0, 2}
-    assert logprobs.isfinite().all()
-
-
 def scarce(policy: Policy, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the policy's forward pass run out of the machine's memory at more than `most` rows."""
     whole = policy.forward.flat
@@ -368,7 +366,7 @@ def scarce(policy: Policy, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def flat(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
         if len(tokens) > most:
             torch.empty(2**60, dtype=torch.uint8)  # a real error of the allocator
-        return whole(tokens, *rest)  # type: ignore[arg-type]
+        return whole(tokens, *rest)
 
     monkeypatch.setattr(policy.forward, "flat", flat)
 

@@ -60,20 +60,6 @@ def test_the_rollouts_of_a_run_are_the_plain_loop_bit_for_bit():
     assert trained(InTurn) == plain
 
 
-def test_a_step_is_sampled_by_the_weights_that_it_trains():
-    policy, versions = fresh(), []
-
-    def sample(policy, questions, *, step):
-        versions.append((step, policy.version))
-        return []
-
-    for step, _ in InTurn(sample, Prompts(QUESTIONS, per_step=2), policy):
-        policy.optimiser.steps += step
-        if step == 3:
-            break
-    assert versions == [(1, 0), (2, 1), (3, 3)]
-
-
 def test_a_state_goes_on_with_the_questions_after_the_finished_step():
     """Also the state of a step whose successor is sampled already: a signal may have ended its update."""
     prompts = Prompts(QUESTIONS, per_step=2)

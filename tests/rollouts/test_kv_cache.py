@@ -81,20 +81,6 @@ def test_tokens_that_are_read_together_have_the_same_bits_as_step_by_step(rule, 
             assert torch.equal(values, sequences[row][2][0, :, :length])
 
 
-def test_a_block_allocated_for_few_rows_grows_with_the_batch():
-    rule, (first, second) = Rule(0.3), (sequence(12, 0), sequence(12, 1))
-    cache = KVCache(2, block=BLOCK, device=CPU)
-    cache.admit(0, 1, [(first[1][0, :, :3], first[2][0, :, :3])])
-    for _ in range(3):
-        step(cache, [first], rule)
-    assert [len(block) for block in cache.calls[0][0]] == [2, 1]
-    cache.admit(1, 1, [(second[1][0, :, :3], second[2][0, :, :3])])
-    for offset in range(5):
-        found = step(cache, [first, second], rule)
-        for row, (each, start) in enumerate(((first, 6), (second, 3))):
-            torch.testing.assert_close(found[row], whole(each, rule)[start + offset], rtol=1e-5, atol=1e-6)
-
-
 def test_a_row_that_is_alone_again_reads_the_blocks_that_have_grown():
     rule, (first, second) = Rule(0.3), (sequence(14, 0), sequence(14, 1))
     cache = KVCache(2, block=BLOCK, device=CPU)

@@ -6,7 +6,6 @@ from engine_cases import apart, fresh, gradient, other_model, requests
 from transformers import PreTrainedModel
 
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin import engine as builtin
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.kv_cache import KVCache
 from outdo.rollouts.engines.builtin.probe import WAYS
@@ -96,24 +95,6 @@ def test_a_cache_that_forgets_is_noticed_and_not_used(monkeypatch):
     assert choice.faults[0].startswith(f"{CONTINUOUS}: its log-probabilities differ by")
 
 
-def test_a_way_that_fails_is_not_used(monkeypatch):
-    def fail(*how: object) -> None:
-        raise KeyError("no such layer")
-
-    monkeypatch.setattr(builtin.ContinuousBatch, "run", fail)
-    assert BuiltinEngine(fresh()).choice.faults == (f"{CONTINUOUS}: KeyError: 'no such layer'",)
-
-
-def test_each_policy_is_compared_once_and_a_new_one_again(monkeypatch):
-    compared, choose = [], builtin.choose_way
-    monkeypatch.setattr(builtin, "choose_way", lambda *how: compared.append(1) or choose(*how))
-    engine, first = BuiltinEngine(), fresh()
-    for policy, count in ((first, 1), (first, 1), (policy_of(other_model("rwkv", **RWKV)), 2)):
-        engine.update_weights(policy)
-        assert len(compared) == count
-    assert engine.choice.way.name == NO_CACHE
-
-
 def test_settings_in_the_models_generation_config_do_not_change_its_logits():
     policy = fresh(attention="padded")
     policy.model.generation_config.repetition_penalty = 3.0
@@ -124,8 +105,3 @@ def test_settings_in_the_models_generation_config_do_not_change_its_logits():
     policy.model.generation_config.min_new_tokens = None
     assert engine.choice.way.name == GENERATE
     assert answers == engine.generate(asked, SamplingParams())
-
-
-def test_the_comparison_fits_into_a_short_context():
-    model = other_model("gpt2", n_positions=24, max_position_embeddings=24)
-    assert BuiltinEngine(policy_of(model)).choice.way.name == CONTINUOUS

@@ -1,6 +1,6 @@
 """Sampling a token, and the random numbers for it: plain functions, checked exactly."""
 
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -77,19 +77,7 @@ def test_filters_on_examples_computed_by_hand(settings: dict[str, float], kept: 
     assert set(sample(logits, evenly(500), **settings).tolist()) == kept
 
 
-def test_top_k_keeps_exactly_k_of_equally_likely_tokens():
-    assert set(sample(torch.zeros(8), evenly(500), top_k=3).tolist()) == {0, 1, 2}
-    assert set(sample(torch.zeros(8), evenly(500), min_p=1.0).tolist()) == set(range(8))
-
-
-def test_filters_follow_the_temperature():
-    """top-p is taken of softmax(logits / T): at a high temperature more tokens are needed to reach it."""
-    logits = torch.tensor([4.0, 3.0, 2.0, 1.0])
-    kept = [len(set(sample(logits, evenly(500), top_p=0.9, temperature=t).tolist())) for t in (0.5, 1.0, 4.0)]
-    assert kept == [2, 3, 4]
-
-
-@pytest.mark.parametrize("possible", [{0}, {3}, {7}, {0, 7}, {2, 3, 5}])
+@pytest.mark.parametrize("possible", [{0}, {7}, {2, 3, 5}])
 @pytest.mark.parametrize("settings", [{}, {"top_k": 6}, {"top_p": 0.9}, {"min_p": 0.1}])
 def test_a_token_of_probability_zero_is_never_sampled(possible: set[int], settings: dict[str, float]):
     logits = torch.full((8,), -torch.inf)
@@ -140,23 +128,6 @@ def test_in_a_large_vocabulary_a_token_of_probability_zero_is_never_sampled(poss
     assert set(sample(logits, numbers).tolist()) == possible
 
 
-def test_in_a_large_vocabulary_the_token_of_a_row_does_not_depend_on_other_rows():
-    logits, numbers = large_logits(70), evenly(70)
-    together = sample_tokens(logits, numbers, SamplingParams())
-    for rows in ([0], [69], [3, 1, 2], list(range(40, 70))):
-        alone = sample_tokens(logits[rows], numbers[rows], SamplingParams())
-        assert torch.equal(alone[0], together[0][rows])
-        assert torch.equal(alone[1], together[1][rows])
-
-
-def test_in_a_large_vocabulary_logits_that_are_not_finite_have_a_log_probability_of_nan():
-    logits = large_logits(3)
-    logits[1] = torch.nan
-    tokens, logprobs = sample_tokens(logits, evenly(3), SamplingParams())
-    assert logprobs.isnan().tolist() == [False, True, False]
-    assert (tokens < LARGE).all()
-
-
 @given(LOGITS)
 def test_temperature_zero_takes_the_likeliest_token(logits: Tensor):
     tokens, logprobs = sample_tokens(logits[None], evenly(1), SamplingParams(temperature=0))
@@ -164,8 +135,7 @@ def test_temperature_zero_takes_the_likeliest_token(logits: Tensor):
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).max()[None])
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("temperature", "settings"), [(0.5, {"top_k": 2}), (1.0, {"top_p": 0.3}), (2.0, {})])
 def test_log_probabilities_are_over_the_whole_vocabulary_at_the_sampling_temperature(
     temperature: float, settings: dict
 ):
@@ -227,22 +197,10 @@ def test_numbers_are_uniform_along_a_stream_and_across_streams():
         assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.03
 
 
-def test_a_number_depends_only_on_its_stream_and_position():
-    together = uniforms(keys(64), np.arange(64, dtype=np.uint64) % 7)
-    alone = [uniforms(keys(64)[i : i + 1], np.array([i % 7], np.uint64))[0] for i in range(64)]
-    assert together.tolist() == alone
-
-
 def test_every_field_of_a_stream_changes_its_numbers():
     names = [Stream(*name) for name in product(("train", "eval"), range(4), ("0", "1", "0'", "é\ud800"), range(4))]
     first = [tuple(numbers(stream_key(seed, name), range(3))) for name in names for seed in (0, 1)]
     assert len(set(first)) == len(first)
-
-
-@given(st.tuples(st.text(max_size=3), st.integers(0, 99), st.text(max_size=3), st.integers(0, 99)), st.integers(0, 99))
-def test_neighbouring_positions_of_any_stream_differ(name: tuple, seed: int):
-    along = numbers(stream_key(seed, Stream(*name)), range(50))
-    assert all(a != b for a, b in pairwise(along))
 
 
 def test_the_key_of_a_stream_never_changes():

@@ -36,14 +36,14 @@ def test_a_plain_function_is_a_reward_in_python_as_in_a_recipe():
         engine = ScriptedEngine(["18"], TOKENIZER)
         (group,) = SingleTurn(reward).rollouts(engine, prompts, 1, sampling, step=1, purpose="test")
         assert (group.rollouts[0].reward, group.rollouts[0].reward_parts) == (1.0, {"score": 1.0})
-    assert Dialogue(lambda: None, None, score).reward.name == "score"  # type: ignore[arg-type, union-attr]
-    assert Agent(lambda row: None, None, score).reward.name == "score"  # type: ignore[arg-type, union-attr]
-    assert OnlineRewardModel(None, score, every=1).labels.name == "score"  # type: ignore[arg-type]
+    assert Dialogue(lambda: None, None, score).reward.name == "score"
+    assert Agent(lambda row: None, None, score).reward.name == "score"
+    assert OnlineRewardModel(None, score, every=1).labels.name == "score"
 
 
 def test_what_is_no_reward_is_refused_before_anything_is_sampled():
     with pytest.raises(UserError, match="the reward str is not a function but of type str"):
-        SingleTurn("exact")  # type: ignore[arg-type]
+        SingleTurn("exact")
 
 
 def test_a_template_that_opens_the_thinking_begins_the_format():

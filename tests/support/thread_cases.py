@@ -143,12 +143,20 @@ def update_of(policy: Policy, batch: Batch, objective: Any) -> Compute:
     return partial(gradients, policy.model, policy.optimiser, partial(policy.update, batch, objective))
 
 
-def every_objective(folder: Path) -> Mapping[str, Compute]:
-    """One update of each method that has a name."""
+SOME = ("grpo", "gspo", "target")
+
+
+def some_objectives(folder: Path, names: Iterable[str] = SOME) -> Mapping[str, Compute]:
+    """One update of each of these methods."""
     policy = wide_policy()
     batch = crowd(policy)
     options = {"dr_grpo": {"length": 2}}
-    return {name: update_of(policy, batch, resolve(path)(**options.get(name, {}))) for name, path in OBJECTIVES.items()}
+    return {name: update_of(policy, batch, resolve(OBJECTIVES[name])(**options.get(name, {}))) for name in names}
+
+
+def every_objective(folder: Path) -> Mapping[str, Compute]:
+    """One update of each method that has a name."""
+    return some_objectives(folder, OBJECTIVES)
 
 
 def real_model(model: Path, folder: Path) -> Mapping[str, Compute]:

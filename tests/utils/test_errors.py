@@ -11,12 +11,9 @@ from outdo.utils.errors import UserError, did_you_mean, nearest
     ("wrong", "known", "name"),
     [
         ("gpro", ["gspo", "gmpo", "grpo"], "grpo"),  # a swap is one edit; gspo and gmpo take two
-        ("gxpo", ["gspo", "gmpo"], "gspo"),  # equally similar: the first one
         ("stepz", ["seed", "steps"], "steps"),
         ("best", ["rejection", "best_of_group"], "best_of_group"),  # the beginning of a name
         ("k4", ["k1", "k2"], None),
-        ("refill", ["epsilon"], None),
-        ("", ["a"], None),
         ("a", [], None),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from outdo import extras
 from outdo.utils.errors import UserError
-from outdo.utils.extras import extra_of, load_extra, missing_extra
+from outdo.utils.extras import load_extra, missing_extra
 
 
 @pytest.fixture
@@ -30,11 +30,6 @@ def folder(tmp_path, monkeypatch):
 def test_the_object_of_an_extra_is_imported():
     assert load_extra("outdo.extras.works.kind:Kind", "engine").__name__ == "Kind"
     assert missing_extra("outdo.extras.works.kind:Kind", "engine") is None
-
-
-def test_code_of_the_core_needs_no_extra():
-    assert load_extra("outdo.loop:train", "loop").__name__ == "train"
-    assert extra_of("outdo.loop:train") is None
 
 
 @pytest.mark.parametrize("ask", [load_extra, missing_extra])

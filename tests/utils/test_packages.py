@@ -80,9 +80,3 @@ def test_a_package_that_is_there_and_cannot_be_imported_is_not_called_missing():
     assert not_imported(absent, "peft", "install it") == "install it"
     for error in (ImportError("cannot import name 'x'"), ModuleNotFoundError("No module named 'y'", name="y")):
         assert str(error) in not_imported(error, "peft", "install it")
-
-
-def test_odd_metadata_of_old_packages_stops_nothing(tmp_path: Path, monkeypatch):
-    pretend(tmp_path, monkeypatch, peft="odd,no requirement at all", accelerate="1.15,numpy>=1")
-    (said,) = (text for text in texts(ADAPTERS, "warning") if "peft" in text)
-    assert "needs peft<0.22,>=0.21, and odd is installed" in said

@@ -34,12 +34,6 @@ def test_it_is_what_all_threads_waited_of_what_they_computed_and_waited_since_th
     assert wait.share() == 0.0
 
 
-def test_where_nothing_is_counted_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor_wait, "THREADS", tmp_path / "none")
-    assert ProcessorWait().share() is None
-    assert share_so_far() is None
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it")
 def test_a_thread_that_shares_its_processor_with_another_program_waits_for_about_half_of_its_time() -> None:
     """More, if other programs compute there too."""

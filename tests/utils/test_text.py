@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from outdo.cli import main as command_line
-from outdo.cli.evaluate import _table
 from outdo.cli.output import print_line, print_warning
 from outdo.run.display import Display
 from outdo.utils.errors import UserError
@@ -40,13 +39,6 @@ def test_warnings_and_errors_contain_no_control_character(monkeypatch, capsys):
     assert capsys.readouterr().err == f"{SHOWN}\noutdo: data: {SHOWN}\n"
 
 
-def test_the_title_of_a_column_is_no_markup():
-    out = io.StringIO()
-    Console(file=out, width=200).print(_table({"runs/[/b][red]x": {"pass@1": 0.5}, HOSTILE.replace("\ud800", ""): {}}))
-    assert "runs/[/b][red]x" in out.getvalue()
-    assert "\x1b" not in out.getvalue()
-
-
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[...] DefaultCPUAllocator: can't allocate memory")])
 def test_memory_that_does_not_suffice_is_one_sentence(monkeypatch, capsys, error):
     def fail(**_: object) -> None:
@@ -57,12 +49,3 @@ def test_memory_that_does_not_suffice_is_one_sentence(monkeypatch, capsys, error
         command_line.main()
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"outdo: {OUT_OF_MEMORY}\n"
-
-
-def test_another_error_of_torch_keeps_its_traceback(monkeypatch):
-    def fail(**_: object) -> None:
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    monkeypatch.setattr(command_line, "app", fail)
-    with pytest.raises(RuntimeError):
-        command_line.main()

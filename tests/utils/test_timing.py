@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
-from torch.profiler import profile
 
 import outdo
 from outdo.utils import timing
@@ -46,24 +44,6 @@ def test_an_open_span_continues_in_the_next_lap(tick):
         assert clock.lap() == {"sample": 2}
 
 
-def test_an_error_closes_its_span(tick):
-    with Clock() as clock:
-        with pytest.raises(ZeroDivisionError), span("reward"):
-            tick(1 // 0)
-        tick(2)
-    assert clock.seconds == {"idle": 2, "reward": 0}
-
-
-def test_an_inner_clock_counts_the_spans_inside_it(tick):
-    with Clock() as clock:
-        with span("evaluate"), Clock() as inner, span("sample"):
-            tick(1)
-        with span("sample"):
-            tick(2)
-    assert inner.seconds == {"idle": 0, "sample": 1}
-    assert clock.seconds == {"idle": 0, "evaluate": 1, "sample": 2}
-
-
 def test_without_a_clock_and_in_another_thread_a_span_counts_nothing(tick):
     def work() -> None:
         with span("record"):
@@ -73,16 +53,6 @@ def test_without_a_clock_and_in_another_thread_a_span_counts_nothing(tick):
     with Clock() as clock, ThreadPoolExecutor(1) as other:
         other.submit(work).result()
     assert clock.seconds == {"idle": 0}
-
-
-@pytest.mark.filterwarnings("ignore:.*:UserWarning:torch")
-def test_a_profiler_sees_spans_with_and_without_a_clock():
-    with profile() as seen:
-        with span("sample"):
-            torch.ones(2).sum()
-        with Clock(), span("reward"):
-            torch.ones(2).sum()
-    assert {"sample", "reward"} <= {event.key for event in seen.key_averages()}
 
 
 def test_no_time_is_measured_by_a_clock_that_can_jump():

@@ -62,7 +62,6 @@ def rewarded(batch: Batch, *columns: Rewards, weights: Sequence[float] = (1.0,))
 def assert_advantages(advantage: Advantage, batch: Batch, expected: Tensor) -> None:
     """Assert equality on all rows that have a token; TRL's masks drop its values for the others."""
     advantages = advantage(batch).advantages
-    assert advantages is not None
     dtype = torch.get_default_dtype()
     assert expected.dtype == dtype
     assert expected[~batch.scored].eq(0).all()

@@ -50,7 +50,7 @@ def of_recipe(written: dict[str, Any], folder: Path, case: Any) -> Outcome:
     path = folder / "recipe.toml"
     path.write_text(written_recipe(conversion, "A configuration of TRL."), encoding="utf-8")
     recipe = load(path)
-    return outdo(objective_of(recipe), case, advantage_of(recipe))  # type: ignore[arg-type]
+    return outdo(objective_of(recipe), case, advantage_of(recipe))
 
 
 def of_trl(trainer: Any, written: dict[str, Any], case: Any) -> Outcome:

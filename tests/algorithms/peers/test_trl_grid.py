@@ -1,5 +1,5 @@
-"""Compare loss and gradient with TRL 1.16 in every combination of four options of its GRPOTrainer: the kind of loss,
-the level of its ratio, the divergence from the reference, the weight for an engine that differs from the policy.
+"""Compare loss and gradient with TRL 1.16 in combinations of four options of its GRPOTrainer: the kind of loss, the
+level of its ratio, the divergence from the reference, the weight for an engine that differs from the policy.
 """
 
 from itertools import product
@@ -12,11 +12,16 @@ from trl_cases import KINDS, Kind, assert_same, engine_options, engine_weight, m
 KL = {"no KL": (0.0, True), "KL": (0.04, False), "KL × ρ": (0.04, True)}
 BOUNDS = {"to 3": (None, 3.0), "from .5 to 3": (0.5, 3.0), "from .5": (0.5, None)}
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-ENGINES = [None, *product(MODES, BOUNDS)]
+PAIRS = [
+    *((kl, None) for kl in KL),
+    *(("KL × ρ", (mode, "to 3")) for mode in MODES),
+    ("no KL", ("token_mask", "from .5")),
+    ("KL", ("sequence_truncate", "from .5 to 3")),
+]
 
 GRID = [
     pytest.param(kind, level, kl, engine, id="-".join([kind.loss_type, level, kl, *(engine or ("no engine",))]))
-    for kind, level, kl, engine in product(KINDS, ("token", "sequence"), KL, ENGINES)
+    for kind, level, (kl, engine) in product(KINDS, ("token", "sequence"), PAIRS)
     # TRL refuses this combination: its W takes token weights
     if not (kind.loss_type == "vespo" and engine and engine[0].startswith("sequence"))
 ]

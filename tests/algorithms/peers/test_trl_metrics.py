@@ -22,7 +22,6 @@ def ours(objective: ComposedObjective, case: Case) -> dict[str, float]:
     batch = objective.prepare(STANDARDISED(case.batch))
     scores = TokenScores(logprobs=case.logprobs.clone().requires_grad_(), entropy=case.entropy)
     (push,) = torch.autograd.grad(objective(scores, batch).policy, scores.logprobs)
-    assert batch.old_logprobs is not None
     tokens = {
         "logprobs": case.logprobs,
         "log_ratio": (case.logprobs - batch.old_logprobs).where(batch.loss_mask, 0.0),
@@ -37,7 +36,7 @@ def ours(objective: ComposedObjective, case: Case) -> dict[str, float]:
 def test_kl_and_clip_ratios_are_those_that_trl_logs(grpo_trainer: Any, mode: str | None) -> None:
     """Also where TRL's weights for the engine drop tokens or answers: a dropped token is not a clipped one."""
     level = {"token_mask": "token", "sequence_mask": "sequence"}
-    correction = corrections.mask(level=level[mode], low=0.0, high=1.5) if mode else None  # type: ignore[arg-type]
+    correction = corrections.mask(level=level[mode], low=0.0, high=1.5) if mode else None
     case = made_up()
     engine = {"vllm_importance_sampling_correction": mode is not None, "use_vllm": mode is not None}
     engine |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 1.5} if mode else {}
