@@ -96,6 +96,12 @@ def advantages_of(members: list[Rollout], advantage: RewardAdvantage = group_sta
     return filled
 
 
+def test_eps_is_added_to_the_standard_deviation() -> None:
+    values = rewards(0, 2, 4)  # σ = 2
+    assert_close(group_standardised(values, one_group(values), eps=2.0), rewards(-0.5, 0, 0.5))
+    assert_close(group_standardised(values, one_group(values)), rewards(-1, 0, 1) * 2 / (2 + 1e-6))
+
+
 @EVERY_RELATIVE
 def test_a_group_of_one_answer_gets_advantage_0(advantage: RewardAdvantage) -> None:
     assert advantage(rewards(3.7, 1, 0), torch.tensor([0, 1, 1]))[0] == 0
@@ -146,6 +152,13 @@ def test_every_estimator_on_one_right_answer_in_four() -> None:
     assert_close(reward(values, group), values)
 
 
+def test_best_of_group_and_pass_at_2_on_two_right_answers_in_four() -> None:
+    values = rewards(1, 1, 0, 0)
+    assert best_of_group(values, one_group(values)).eq(0).all()
+    # One of the three other answers is right; with probability 2/3 it is not the second answer drawn.
+    assert_close(pass_at_k(values, one_group(values), k=2), rewards(4 / 3, 4 / 3, 0, 0))
+
+
 def test_best_of_group_divides_by_sigma_as_verl_does_by_default() -> None:
     values = rewards(1, 0, 0, 0)  # σ = 1/2
     assert_close(best_of_group(values, one_group(values), scale=True, eps=0.0), rewards(2, 0, 0, 0))
@@ -172,6 +185,18 @@ def test_gpg_counts_rewards_that_are_not_0_as_verl_does() -> None:
     assert gpg(nothing, group, nonzero=True).eq(0).all()
 
 
+def test_the_optimal_token_baseline_by_hand() -> None:
+    """Two answers of 2 and 1 tokens with the rewards 1 and 0, π = 1/2 and 1/4, 1/2, Σπ² = 1/2 everywhere."""
+    batch = batch_of([rollout(2, 1.0), rollout(1, 0.0)])
+    old = torch.tensor([[0, 0.5, 0.5], [0, 0.25, 0]], dtype=torch.float64).log()
+    batch = batch.with_(old_logprobs=old, old_collision=torch.full_like(old, 0.5), rewards=batch.rewards.double())
+    # W: .5 and 1 - .5 + .5 = 1 for the first tokens; B = (1 × .5 + 0 × 1) / 1.5 = 1/3. The second token is alone.
+    assert_close(filled(batch, optimal_token)[batch.loss_mask], rewards(2 / 3, 1, -1 / 3))
+    without = partial(optimal_token, zero_tail=False)
+    assert_close(filled(batch, without)[batch.loss_mask], rewards(2 / 3, 0, -1 / 3))
+    assert requirements_of(without) == Requires(old_logprobs=True, old_collision=True)
+
+
 @pytest.mark.parametrize("zero_tail", [True, False])
 def test_the_optimal_token_baseline_equals_verls_loops(zero_tail: bool) -> None:
     members = [
@@ -196,6 +221,12 @@ def test_the_optimal_token_baseline_equals_verls_loops(zero_tail: bool) -> None:
                 alone = zero_tail and len(others) == 1
                 expected[i, t] = batch.rewards[i] - (0 if alone else baseline)
     assert_close(filled(batch, partial(optimal_token, zero_tail=zero_tail)), expected, tolerance=1e-6)
+
+
+def test_batch_standardised_divides_by_the_deviation_of_all_raw_rewards() -> None:
+    values, group = rewards(0, 2, 4, 6), torch.tensor([0, 0, 1, 1])
+    deviation = math.sqrt(20 / 3)
+    assert_close(batch_standardised(values, group, eps=0.5), rewards(-1, 1, -1, 1) / (deviation + 0.5))
 
 
 def test_sign_treats_a_rounding_error_as_equality() -> None:

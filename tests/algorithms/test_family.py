@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from toys import assert_close, batch_of, evaluate, rollout, with_noise
+from toys import RAGGED, assert_close, batch_of, evaluate, rollout, with_noise
 
 from outdo.algorithms.objectives import corrections, presets
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import covariant, high_entropy, without_covariant
+from outdo.algorithms.objectives.divergences import absolute
 from outdo.algorithms.objectives.ratios import sequence, sequence_product, sequence_token
 from outdo.algorithms.objectives.surrogates import (
     Surrogate,
@@ -32,11 +33,6 @@ from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.types import Batch, Rollout
 
 Groups = list[list[Rollout]]
-RAGGED: Groups = [
-    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, status="failed")],
-    [rollout(2, 1.0), rollout(5, 1.0), rollout(3, 0.0)],
-    [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
-]
 
 
 def row(*values: float) -> Tensor:
@@ -231,6 +227,13 @@ def test_kl_cov_penalises_only_marked_tokens_and_refuses_a_batch_without_marks()
     assert_close(torch.autograd.grad(gain.sum(), leaf)[0], row(1.5, 2.0))
 
 
+def test_the_absolute_divergence_has_a_constant_gradient() -> None:
+    leaf = row(-1.0, -3.0).requires_grad_()
+    away = absolute(leaf, row(-2.0, -2.5))
+    assert_close(away, row(1.0, 0.5))
+    assert_close(torch.autograd.grad(away.sum(), leaf)[0], row(1.0, -1.0))
+
+
 # --------------------------------------------------------------------------------------------------------- weights
 
 
@@ -305,6 +308,16 @@ def test_the_largest_estimate_of_an_answer_is_taken_over_its_trained_tokens() ->
     batch = batch.with_(old_logprobs=old, rollout_logprobs=(old - apart).where(batch.loss_mask, 0.0))
     kept = corrections.reject(estimator="k2", level="max", high=0.1)(old, batch)
     assert torch.as_tensor(kept).expand_as(old)[batch.loss_mask].tolist() == [1, 1, 0, 0]  # .005 .02, .005 .405
+
+
+def test_off_policy_rows_masks_bad_answers_but_no_good_ones() -> None:
+    # On average, πθ = π_old is e^1.5 times smaller than the probability that the engine reported.
+    unlikely = (math.exp(-1.0), math.exp(-2.0))
+    assert corrected(corrections.off_policy_rows(limit=1.4), unlikely, advantage=-1.0) == [0, 0]
+    assert corrected(corrections.off_policy_rows(limit=1.6), unlikely, advantage=-1.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4), unlikely, advantage=1.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4), unlikely, advantage=0.0) == [1, 1]
+    assert corrected(corrections.off_policy_rows(limit=1.4, by="old"), unlikely, advantage=-1.0) == [1, 1]
 
 
 def test_a_correction_multiplies_only_the_policy_term() -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from toys import assert_close, batch_of, evaluate, groups, rollout, with_noise
 
 from outdo.algorithms.objectives.base import ComposedObjective
-from outdo.algorithms.objectives.divergences import k1, k2
+from outdo.algorithms.objectives.divergences import k1, k2, k3
 from outdo.algorithms.objectives.presets import grpo, likelihood
 from outdo.algorithms.objectives.surrogates import clip, log_likelihood
 from outdo.algorithms.objectives.weights import constant, sequence_mean, token_mean, total
@@ -190,6 +190,15 @@ def test_pieces_receive_0_outside_the_mask() -> None:
     objective(TokenScores(logprobs=logprobs.where(batch.loss_mask, math.nan)), spoilt)
     assert len(seen) == 6
     assert all(tensor[~batch.loss_mask].eq(0).all() for tensor in seen)
+
+
+@given(st.floats(-10, 0), st.floats(-10, 0))
+def test_k1_k2_and_k3_are_schulmans_estimators(logprob: float, ref: float) -> None:
+    pair = torch.tensor(logprob, dtype=torch.float64), torch.tensor(ref, dtype=torch.float64)
+    d = logprob - ref
+    assert float(k1(*pair)) == pytest.approx(d, abs=1e-12)
+    assert float(k2(*pair)) == pytest.approx(d * d / 2, abs=1e-12)
+    assert float(k3(*pair)) == pytest.approx(math.exp(-d) - 1 + d, rel=1e-9, abs=1e-9)
 
 
 @EVERY

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
-from toys import assert_close, batch_of, evaluate, groups, rollout, with_noise
+from toys import RAGGED, assert_close, batch_of, evaluate, groups, rollout, with_noise
 
 from outdo.algorithms.objectives import presets
 from outdo.algorithms.objectives.base import ComposedObjective
@@ -23,25 +23,14 @@ from outdo.algorithms.objectives.weights import token_mean, total
 from outdo.types import Rollout
 
 Groups = list[list[Rollout]]
-RAGGED: Groups = [
-    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, status="failed")],
-    [rollout(2, 1.0), rollout(5, 1.0), rollout(3, 0.0)],
-    [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
-]
 
 PRESETS: dict[str, ComposedObjective] = {
     name: make(length=7) if name == "dr_grpo" else make()
     for name, make in vars(presets).items()
     if inspect.isfunction(make) and make.__module__ == presets.__name__
 }
-SHAPES = {
-    **{
-        name: PRESETS[name]
-        for name in (
-            *("grpo", "dr_grpo", "ppo", "reinforce", "gspo", "gspo_token", "luspo", "rloo_clip", "gmpo", "vespo"),
-            *("prime_rl", "clip_cov", "kl_cov"),
-        )
-    },
+NAMES = "grpo dr_grpo ppo reinforce gspo gspo_token luspo rloo_clip gmpo vespo prime_rl clip_cov kl_cov"
+SHAPES = {name: PRESETS[name] for name in NAMES.split()} | {
     "a mean over tokens, k2": ComposedObjective(surrogate=unclipped, weight=token_mean, beta=0.1, divergence=k2),
     "a sum, k1": ComposedObjective(surrogate=log_likelihood, weight=total, beta=0.1, divergence=k1),
 }

@@ -6,6 +6,7 @@ import pytest
 
 from outdo.config.file import RecipeError, dump, load
 from outdo.data.batches import Mixture
+from outdo.data.prompts import Prompts
 from outdo.data.splits import load_questions
 from outdo.utils.errors import UserError
 
@@ -101,3 +102,7 @@ def test_a_mixture_continues_exactly_where_it_was_saved(step):
         first.take(10)
     second.load_state(first.state())
     assert [second.take(10) for _ in range(5)] == expected[step:]
+
+
+def test_the_order_of_one_source_is_what_it_always_was():
+    assert Prompts(SOURCES[1], per_step=5, seed=3).take(5) == ["b9", "b39", "b24", "b15", "b42"]

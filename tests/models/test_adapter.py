@@ -11,6 +11,7 @@ import pytest
 import torch
 from installed import pretend
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel
+from policy_cases import two_groups
 from transformers import AutoModelForCausalLM
 
 from outdo.algorithms.objectives.presets import grpo
@@ -25,7 +26,6 @@ from outdo.models.reference import AdapterReference, frozen
 from outdo.run.checkpoints import checkpoint
 from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import tiny_model
-from outdo.types import Batch
 from outdo.utils.errors import ModelError, UserError
 
 LORA = {"r": 4, "lora_alpha": 8}
@@ -67,27 +67,18 @@ def adapter(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "adapter"))
 
 
-def batch(vocabulary: int = 264) -> Batch:
-    """Two groups of four answers."""
-    prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
-    completions = [[token % vocabulary for token in (20 + n, 21, 22 + n, 23)] for n in range(8)]
-    made = Batch.of_tokens(prompts, completions, group=[0] * 4 + [1] * 4)
-    advantages = torch.tensor([1.0, -1.0] * 4)[:, None] * made.loss_mask
-    return made.with_(advantages=advantages, ref_logprobs=torch.zeros_like(advantages))
-
-
 def trained(base: Path, method: str = "lora", **settings: object) -> Policy:
     """A policy after two steps of its adapter."""
     policy = Policy.load(base, adapter=METHODS[method], optimiser=OptimiserSettings(lr=0.05), seed=3, **settings)
     for _ in range(2):
-        policy.update(batch(), grpo(beta=0.0))
+        policy.update(two_groups(), grpo(beta=0.0))
     return policy
 
 
 @EVERY_METHOD
 def test_only_the_adapter_is_trained_and_the_reference_has_no_second_copy_of_the_rest(base: Path, method: str):
     policy = Policy.load(base, adapter=METHODS[method], optimiser=OptimiserSettings(lr=0.05), seed=3)
-    reference, start = frozen(policy), policy.logprobs(batch())
+    reference, start = frozen(policy), policy.logprobs(two_groups())
     assert isinstance(reference, AdapterReference)
     assert reference.is_copy == (method in CHANGE_THE_BASE)
     own = {weight.data_ptr() for weight in policy.model.parameters()}
@@ -96,11 +87,11 @@ def test_only_the_adapter_is_trained_and_the_reference_has_no_second_copy_of_the
     assert further == (adapter if method in CHANGE_THE_BASE else 0)
     weights = policy.model.named_parameters()
     frozen_weights = {name: weight.clone() for name, weight in weights if not weight.requires_grad}
-    assert reference.logprobs(batch()).equal(start)
+    assert reference.logprobs(two_groups()).equal(start)
     for _ in range(2):
-        policy.update(batch(), grpo(beta=0.0))
-    assert (policy.logprobs(batch()) - start).abs().max() > 0.01
-    assert reference.logprobs(batch()).equal(start)
+        policy.update(two_groups(), grpo(beta=0.0))
+    assert (policy.logprobs(two_groups()) - start).abs().max() > 0.01
+    assert reference.logprobs(two_groups()).equal(start)
     now = dict(policy.model.named_parameters())
     assert all(now[name].equal(weight) for name, weight in frozen_weights.items())
     assert all(weight.dtype == torch.float32 for weight in trained_weights(policy.model).values())
@@ -108,33 +99,33 @@ def test_only_the_adapter_is_trained_and_the_reference_has_no_second_copy_of_the
 
 def test_the_reference_of_a_policy_that_started_from_an_adapter_is_that_adapter(base: Path, saved: Path):
     policy = Policy.load(saved, optimiser=OptimiserSettings(lr=0.05))
-    reference, start = frozen(policy), policy.logprobs(batch())
-    assert not start.equal(Policy.load(base).logprobs(batch()))
-    policy.update(batch(), grpo(beta=0.0))
-    assert reference.logprobs(batch()).equal(start)
-    assert not policy.logprobs(batch()).equal(start)
+    reference, start = frozen(policy), policy.logprobs(two_groups())
+    assert not start.equal(Policy.load(base).logprobs(two_groups()))
+    policy.update(two_groups(), grpo(beta=0.0))
+    assert reference.logprobs(two_groups()).equal(start)
+    assert not policy.logprobs(two_groups()).equal(start)
 
 
 def test_weights_of_the_base_that_are_trained_with_the_adapter_are_copied_for_the_reference(tmp_path: Path):
     tiny_model(tmp_path / "gpt2", arch="gpt2")
     settings = adapter_config("lora", r=4, target_modules=["c_attn"], fan_in_fan_out=True, bias="all")
     policy = Policy.load(tmp_path / "gpt2", adapter=settings, optimiser=OptimiserSettings(lr=0.05))
-    reference, start = frozen(policy), policy.logprobs(batch())
-    policy.update(batch(), grpo(beta=0.0))
-    assert reference.logprobs(batch()).equal(start)
+    reference, start = frozen(policy), policy.logprobs(two_groups())
+    policy.update(two_groups(), grpo(beta=0.0))
+    assert reference.logprobs(two_groups()).equal(start)
 
 
 def test_an_updated_reference_is_the_policy_as_it_was_then(base: Path):
     policy = Policy.load(base, adapter=METHODS["lora"], optimiser=OptimiserSettings(lr=0.05))
     models = Models(policy, frozen(policy), refresh_every=1)
     for step in (1, 2):  # the first update makes the copy, the second one overwrites it
-        policy.update(batch(), grpo(beta=0.0))
+        policy.update(two_groups(), grpo(beta=0.0))
         models.refresh(step)
-        updated = policy.logprobs(batch())
-        assert models.reference.logprobs(batch()).equal(updated)
-    policy.update(batch(), grpo(beta=0.0))
-    assert models.reference.logprobs(batch()).equal(updated)
-    assert not policy.logprobs(batch()).equal(updated)
+        updated = policy.logprobs(two_groups())
+        assert models.reference.logprobs(two_groups()).equal(updated)
+    policy.update(two_groups(), grpo(beta=0.0))
+    assert models.reference.logprobs(two_groups()).equal(updated)
+    assert not policy.logprobs(two_groups()).equal(updated)
 
 
 def test_a_reference_cannot_be_mixed_of_two_adapters(base: Path):
@@ -149,14 +140,14 @@ def test_a_restored_reference_is_what_it_was(base: Path, tmp_path: Path, updated
     models = Models(policy, frozen(Policy.load(base, adapter=METHODS["lora"], seed=3)), refresh_every=1)
     if updated:
         models.reference = frozen(policy)
-        policy.update(batch(), grpo(beta=0.0))
+        policy.update(two_groups(), grpo(beta=0.0))
     policy.save(tmp_path / "adapter")
     state = unpack(*pack(models.state()))
     again = Policy.load(tmp_path / "adapter", optimiser=OptimiserSettings(lr=0.05))
     restored = Models(again, frozen(again), refresh_every=1)
     restored.load_state(state)
-    assert restored.reference.logprobs(batch()).equal(models.reference.logprobs(batch()))
-    assert not restored.reference.logprobs(batch()).equal(again.logprobs(batch()))
+    assert restored.reference.logprobs(two_groups()).equal(models.reference.logprobs(two_groups()))
+    assert not restored.reference.logprobs(two_groups()).equal(again.logprobs(two_groups()))
 
 
 @EVERY_METHOD
@@ -167,9 +158,9 @@ def test_a_saved_adapter_is_loaded_with_the_same_bits_here_and_close_to_them_by_
     policy.save(tmp_path / "adapter")
     assert not list((tmp_path / "adapter").glob("model*"))
     again = Policy.load(tmp_path / "adapter")
-    assert again.logprobs(batch()).equal(policy.logprobs(batch()))
+    assert again.logprobs(two_groups()).equal(policy.logprobs(two_groups()))
     by_peft: PeftModel = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
-    ids = batch().token_ids[:4]
+    ids = two_groups().token_ids[:4]
     with torch.no_grad():
         assert (by_peft(input_ids=ids).logits - policy.model(input_ids=ids).logits).abs().max() < 1e-4
 
@@ -190,7 +181,7 @@ def test_no_rule_of_transformers_about_versions_of_peft_stops_an_adapter(
     monkeypatch.setattr("transformers.integrations.peft.check_peft_version", refuse)
     policy = trained(base)
     policy.save(tmp_path / "adapter")
-    assert frozen(Policy.load(tmp_path / "adapter")).logprobs(batch()).equal(policy.logprobs(batch()))
+    assert frozen(Policy.load(tmp_path / "adapter")).logprobs(two_groups()).equal(policy.logprobs(two_groups()))
 
 
 @pytest.mark.release
@@ -206,18 +197,17 @@ def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(base: Path):
     own = {weight.data_ptr() for weight in policy.model.parameters()}
     copied = {name for name, weight in critic.forward.model.named_parameters() if weight.data_ptr() not in own}
     assert copied == trained_weights(critic.forward.model).keys()
-    before = policy.logprobs(batch())
-    returns = torch.arange(8.0)[:, None] * batch().loss_mask
-    losses = [
-        critic.update(batch().with_(values=critic.values(batch()), returns=returns))["value/loss"] for _ in range(20)
-    ]
+    before = policy.logprobs(two_groups())
+    returns = torch.arange(8.0)[:, None] * two_groups().loss_mask
+    batch = two_groups().with_(returns=returns)
+    losses = [critic.update(batch.with_(values=critic.values(batch)))["value/loss"] for _ in range(20)]
     assert losses[-1] < losses[0] / 2
-    assert policy.logprobs(batch()).equal(before)
+    assert policy.logprobs(two_groups()).equal(before)
     state = unpack(*pack(critic.state()))
     assert not any("base_layer" in name for name in state["weights"])
     again = own_model(policy, lr=0.05)
     again.load_state(state)
-    assert again.values(batch()).equal(critic.values(batch()))
+    assert again.values(two_groups()).equal(critic.values(two_groups()))
     with pytest.raises(ValueError, match="belongs to another model"):
         again.load_state({**state, "weights": dict(list(state["weights"].items())[1:])})
 
@@ -281,7 +271,7 @@ def test_a_checkpoint_with_an_adapter_takes_at_most_a_quarter_of_the_disk(tmp_pa
 
     def size(adapter: PeftConfig | None) -> int:
         policy = Policy.load(tmp_path / "quickstart", adapter=adapter)
-        policy.update(batch(vocabulary=18), grpo(beta=0.0))
+        policy.update(two_groups(vocabulary=18), grpo(beta=0.0))
         saved = checkpoint.save(tmp_path / f"checkpoints-{adapter is None}", 1, policy.save, Models(policy).state())
         return sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from policy_cases import WithoutBackward, frozen_numbers
+from policy_cases import WithoutBackward, frozen_numbers, two_groups
 from torch import Tensor
 
 from outdo.algorithms.objectives.presets import grpo
@@ -19,7 +19,7 @@ from outdo.models.reference import frozen
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import tiny_model
-from outdo.types import Batch, Request
+from outdo.types import Request
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream
 
@@ -41,17 +41,10 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter of it after two steps."""
     policy = Policy.load(base, adapter=LORA, optimiser=OptimiserSettings(lr=0.05))
     for _ in range(2):
-        policy.update(batch(), grpo(beta=0.0))
+        policy.update(two_groups(), grpo(beta=0.0))
     folder = tmp_path_factory.mktemp("adapters") / "adapter"
     policy.save(folder)
     return folder
-
-
-def batch() -> Batch:
-    prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
-    made = Batch.of_tokens(prompts, [(20 + n, 21, 22 + n, 23) for n in range(8)], group=[0] * 4 + [1] * 4)
-    advantages = torch.tensor([1.0, -1.0] * 4)[:, None] * made.loss_mask
-    return made.with_(advantages=advantages, ref_logprobs=torch.zeros_like(advantages))
 
 
 def bytes_of(policy: Policy) -> int:
@@ -78,9 +71,10 @@ def test_a_base_in_bfloat16_trains_samples_and_scores_with_the_same_bits(adapter
         reference = frozen(policy)
         critic = own_model(policy)
         for _ in range(2):
-            policy.update(batch(), grpo(beta=0.0))
-        scored = [policy.logprobs(batch()), reference.logprobs(batch()), critic.values(batch())]
-        return [*scored, policy.collision(batch()), *trained_weights(policy.model).values()], sampled, bytes_of(policy)
+            policy.update(two_groups(), grpo(beta=0.0))
+        batch = two_groups()
+        scored = [each(batch) for each in (policy.logprobs, reference.logprobs, critic.values, policy.collision)]
+        return [*scored, *trained_weights(policy.model).values()], sampled, bytes_of(policy)
 
     (four, four_sampled, four_bytes), (two, two_sampled, two_bytes) = outcome("float32"), outcome("bfloat16")
     assert all(a.equal(b) for a, b in zip(four, two, strict=True))
@@ -102,13 +96,13 @@ def test_a_quantised_base_is_frozen_and_its_adapter_trained(base: Path, weights:
     policy = Policy.load(base, adapter=LORA, weights=weights, optimiser=OptimiserSettings(lr=0.01))
     assert bytes_of(policy) < part * bytes_of(Policy.load(base, adapter=LORA))
     before = frozen_numbers(policy.model)
-    reference, start = frozen(policy), policy.logprobs(batch())
+    reference, start = frozen(policy), policy.logprobs(two_groups())
     engine = BuiltinEngine(policy, seed=1)
     engine.generate([Request(token_ids=(5, 6), stream=Stream("t", 0, "q", 0), max_tokens=4)], SamplingParams())
     for _ in range(3):
-        policy.update(batch(), grpo(beta=0.0))
-    assert reference.logprobs(batch()).equal(start)
-    assert (policy.logprobs(batch()) - start).abs().max() > 0.01
+        policy.update(two_groups(), grpo(beta=0.0))
+    assert reference.logprobs(two_groups()).equal(start)
+    assert (policy.logprobs(two_groups()) - start).abs().max() > 0.01
     assert all(weight.equal(before[name]) for name, weight in frozen_numbers(policy.model).items())
 
 

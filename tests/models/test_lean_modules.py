@@ -27,18 +27,6 @@ CHOSEN = {
 }
 
 
-@pytest.fixture
-def float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models compute norms in float32 whatever their weights are; here in what they were given."""
-    to = Tensor.to
-
-    def kept(tensor: Tensor, *how: object, **more: object) -> Tensor:
-        return to(tensor, *(torch.float64 if each is torch.float32 else each for each in how), **more)
-
-    monkeypatch.setattr(Tensor, "to", kept)
-    monkeypatch.setattr(Tensor, "float", Tensor.double)
-
-
 def uneven(arch: str) -> PreTrainedModel:
     """A model whose norms do not all have the weights that they begin with."""
     model = other_model(arch)
@@ -61,8 +49,9 @@ def with_and_without(forward: Forward) -> tuple[tuple[Tensor, Tensor], tuple[Ten
     return found[0], found[1]
 
 
+@pytest.mark.usefixtures("keep_float64")
 @pytest.mark.parametrize("arch", CHOSEN)
-def test_the_modules_of_usual_layers_are_lean_and_their_gradients_are_the_models(arch, float64):
+def test_the_modules_of_usual_layers_are_lean_and_their_gradients_are_the_models(arch):
     forward = choose_forward(uneven(arch).double())
     assert forward.lean == CHOSEN[arch]
     lean, own = with_and_without(forward)

@@ -64,6 +64,14 @@ def test_the_share_of_passed_tests(
     assert (verdict.status, verdict.value, verdict.right) == ("ok", float(share == 1), share == 1)
 
 
+def test_imports_and_setup_of_a_row_precede_its_asserts(rewards: Callable[..., Reward], sample: Sample):
+    row = {"test_imports": ["from math import isclose"], "test_setup_code": "class Node:\n    value = 2.0"}
+    tests = ["assert isclose(half(Node()), 1.0)"]
+    good = sample(fenced("def half(node): return node.value / 2"), tests, **row)
+    assert rewards()([good])[0].value == 1.0
+    assert rewards()([sample(fenced("def half(node): return 3"), tests, **row)])[0].value == 0.0
+
+
 FORGERIES = {
     "exits with status 0": "import os\nos._exit(0)",
     "is equal to everything": """

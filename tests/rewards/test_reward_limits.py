@@ -11,6 +11,7 @@ import pytest
 
 from outdo.rewards import FailureCount, Reward, RewardInput, load_reward, loading, signatures
 from outdo.rewards.failures import is_unavailable
+from outdo.rewards.limits import PASSED_ON, worker_environment
 from outdo.utils.errors import RewardError, UserError
 
 Make = Callable[..., Reward]
@@ -33,6 +34,11 @@ def test_a_worker_gets_no_variable_with_a_secret(reward_of: Make, sample: Sample
     assert [output.value for output in reward_of(source)(inputs)] == [1.0, 1.0, 0.0, 0.0]
     asked = reward_of(source, environment=["HF_TOKEN", "MY_SERVICE"])(inputs)
     assert [output.value for output in asked] == [1.0] * 4
+
+
+def test_patterns_of_variables_match_no_name_of_a_secret():
+    names = [pattern.replace("*", "X_API_KEY") for pattern in PASSED_ON if pattern.endswith("*")]
+    assert worker_environment(dict.fromkeys(names, "x"), ()) == {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")

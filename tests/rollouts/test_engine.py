@@ -335,6 +335,14 @@ def test_a_prompt_that_fills_the_context_is_an_error_that_names_it(attention):
         BuiltinEngine(policy).generate([request], LONG)
 
 
+@pytest.mark.parametrize(("prompt", "limit"), [((), 5), ((7, 8), 0)])
+def test_a_request_without_prompt_tokens_or_without_room_is_refused(prompt, limit):
+    """An empty prompt would continue its neighbour's prompt; an answer of no tokens would get one."""
+    batch = [*requests((4,), siblings=1), Request(token_ids=prompt, stream=Stream("t", 1, "q7", 0), max_tokens=limit)]
+    with pytest.raises(ValueError, match="q7"):
+        BuiltinEngine(shared("qwen3")).generate(batch, LONG)
+
+
 def test_the_engine_uses_the_same_matrix_products_as_training(monkeypatch):
     original, calls = onednn._by_onednn, []
     monkeypatch.setattr(onednn, "_by_onednn", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))

@@ -27,6 +27,15 @@ def prepared(groups: list[Group] | None = None, *, drift: float = 0.3, policy: P
     return ADVANTAGE(batch).with_(old_logprobs=past, ref_logprobs=reference)
 
 
+def two_groups(vocabulary: int = 264) -> Batch:
+    """Two groups of four answers of four tokens, with advantages."""
+    prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
+    completions = [[token % vocabulary for token in (20 + n, 21, 22 + n, 23)] for n in range(8)]
+    made = Batch.of_tokens(prompts, completions, group=[0] * 4 + [1] * 4)
+    advantages = torch.tensor([1.0, -1.0] * 4)[:, None] * made.loss_mask
+    return made.with_(advantages=advantages, ref_logprobs=torch.zeros_like(advantages))
+
+
 def updated(policy: Policy, batch: Batch, objective: ComposedObjective = ALL_TERMS) -> tuple[Update, Tensor]:
     """The update, and the gradient of all weights that the optimiser was handed."""
     gradients = []

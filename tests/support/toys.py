@@ -26,6 +26,14 @@ def rollout(length: int = 2, reward: float = 0.0, *, mask: Sequence[bool] | None
     return Rollout(**settings | fields)
 
 
+RAGGED = [
+    [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(2, status="failed")],
+    [rollout(2, 1.0), rollout(5, 1.0), rollout(3, 0.0)],
+    [rollout(0, 0.0), rollout(3, 1.0), rollout(2, 0.0)],
+]
+"""Answers of any length, some without tokens, with masks or without a reward; no group has equal rewards."""
+
+
 def batch_of(*groups: Sequence[Rollout]) -> Batch:
     """One group per argument; the prompts are 1, 2, 3, 1, ... tokens long."""
     return Batch.from_groups(

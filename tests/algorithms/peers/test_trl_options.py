@@ -57,6 +57,16 @@ def test_the_made_up_numbers_reach_every_branch() -> None:
 
 @EVERY
 @BY_LEVEL
+def test_tokens_forty_nats_away_match_trl(grpo_trainer: Any, kind: Kind, level: str) -> None:
+    """TRL clamps neither log πθ - log π_ref nor log ρ, except to ±20 in VESPO."""
+    case = made_up(extreme=40.0, reference=40.0)
+    objective = kind.like_trl(level=level, beta=0.04, kl_ratio=False)
+    options = kind.options(importance_sampling_level=level, beta=0.04, use_bias_correction_kl=False)
+    assert_same(outdo(objective, case), trl(grpo_trainer, case, **options))
+
+
+@EVERY
+@BY_LEVEL
 def test_a_first_pass_without_old_logprobs_matches_trl(grpo_trainer: Any, kind: Kind, level: str) -> None:
     case = made_up()
     first = replace(case, batch=case.batch.with_(old_logprobs=None))
