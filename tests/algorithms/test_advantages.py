@@ -177,12 +177,17 @@ def test_leave_one_out_is_whitened_over_the_batch() -> None:
 
 
 def test_gpg_counts_rewards_that_are_not_0_as_verl_does() -> None:
-    values, group = rewards(1, 0, 0, 0, 1, 1), torch.tensor([0, 0, 0, 0, 1, 1])
-    centred = rewards(0.75, -0.25, -0.25, -0.25, 0, 0)
-    assert_close(gpg(values, group), centred * 6 / 4)  # four answers in mixed groups
-    assert_close(gpg(values, group, nonzero=True), centred * 6 / 3)
-    nothing = torch.zeros(6, dtype=torch.float64)
-    assert gpg(nothing, group, nonzero=True).eq(0).all()
+    values, group = rewards(1, 0, 0, 0, 2), torch.tensor([0, 0, 0, 0, 1])
+    centred = rewards(0.75, -0.25, -0.25, -0.25, 0)
+    assert_close(gpg(values, group), centred * 5 / 4)  # four answers in mixed groups
+    assert_close(gpg(values, group, nonzero=True), centred * 5 / 2)
+    assert_close(gpg(values[:4], group[:4], nonzero=True), centred[:4] * 4)
+    assert gpg(torch.zeros(5, dtype=torch.float64), group, nonzero=True).eq(0).all()
+
+
+def test_gpg_scales_up_for_groups_whose_rewards_are_all_equal() -> None:
+    values, group = rewards(1, 0, 1, 1, 0, 0), torch.tensor([0, 0, 1, 1, 2, 2])
+    assert_close(gpg(values, group), 3 * group_centred(values, group))
 
 
 def test_the_optimal_token_baseline_by_hand() -> None:
