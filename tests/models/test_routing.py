@@ -15,7 +15,6 @@ from outdo.models.attention.choice import choose_forward
 from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
-from outdo.models.routing import Routers
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import PolicySnapshot
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
