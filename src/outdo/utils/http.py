@@ -35,7 +35,7 @@ class LongReplyError(ReplyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """A whole reply."""
 
     status: int
@@ -71,7 +71,7 @@ async def fetch(
     headers: Mapping[str, str] | None = None,
     seconds: float,
     most: int = MOST_BYTES,
-) -> Reply:
+) -> HttpReply:
     """Send a request; return its reply, whatever its status.
 
     Raises:
@@ -83,7 +83,7 @@ async def fetch(
     async with asyncio.timeout(seconds):
         async with http.stream(method, url, content=content, headers={**own, **(headers or {})}) as response:
             body = await _read(response.aiter_raw(), response.headers.get("Content-Encoding", ""), most)
-    return Reply(response.status_code, response.headers, body)
+    return HttpReply(response.status_code, response.headers, body)
 
 
 async def _read(parts: AsyncIterator[bytes], encoding: str, most: int) -> bytes:
@@ -109,10 +109,10 @@ def send(
     headers: Mapping[str, str] | None = None,
     seconds: float,
     most: int = MOST_BYTES,
-) -> Reply:
+) -> HttpReply:
     """Send a request and wait for its reply, as `fetch` does, from any thread."""
 
-    async def once() -> Reply:
+    async def once() -> HttpReply:
         async with http_client(seconds) as http:
             return await fetch(http, method, url, content=content, headers=headers, seconds=seconds, most=most)
 

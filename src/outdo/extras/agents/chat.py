@@ -166,12 +166,7 @@ def _read_messages(messages: Any) -> list[Message]:
     names: dict[Any, str] = {}  # of the functions that the calls so far have named, by the id of the call
     read: list[Message] = []
     for message in messages:
-        given = message.get("role") if isinstance(message, Mapping) else None
-        if not isinstance(given, str) or given not in ROLES:
-            raise CallError(
-                f"messages: expected a role of {', '.join(ROLES)} in {str(message)[:100]}", param="messages"
-            )
-        role = ROLES[given]
+        role = _read_role(message)
         one: dict[str, Any] = {"role": role, "content": _read_content(message.get("content"))}
         if role == "assistant":
             one |= _read_answer(message)
@@ -183,6 +178,13 @@ def _read_messages(messages: Any) -> list[Message]:
     if read[-1]["role"] == "assistant":
         raise CallError("messages: the last one is the assistant's; nothing is continued", param="messages")
     return read
+
+
+def _read_role(message: Any) -> str:
+    given = message.get("role") if isinstance(message, Mapping) else None
+    if not isinstance(given, str) or given not in ROLES:
+        raise CallError(f"messages: expected a role of {', '.join(ROLES)} in {str(message)[:100]}", param="messages")
+    return ROLES[given]
 
 
 def _optional_text(message: Mapping[str, Any], name: str) -> str | None:

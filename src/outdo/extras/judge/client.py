@@ -17,7 +17,7 @@ from outdo.extras.judge.replies import JudgeReply, Replies, key_of
 from outdo.rewards.failures import BUSY_OR_BROKEN
 from outdo.rewards.types import Status
 from outdo.utils.event_loop import EventLoop
-from outdo.utils.http import Reply, ReplyError, fetch, http_client
+from outdo.utils.http import HttpReply, ReplyError, fetch, http_client
 from outdo.utils.secrets import redact
 from outdo.utils.text import one_line
 
@@ -180,11 +180,11 @@ class _Call:
             await asyncio.sleep(_pause(reply, attempt) * (1 + spread))
         raise AssertionError("the last attempt returns or raises")
 
-    async def _sent(self, body: Mapping[str, Any]) -> tuple[Reply, NoVerdictError | None]:
+    async def _sent(self, body: Mapping[str, Any]) -> tuple[HttpReply, NoVerdictError | None]:
         """Send a request once; return its reply, empty if there is none, and what is wrong with it."""
         url, seconds = self.client.url, self.client.limits.timeout
         content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
-        nothing = Reply(0, {}, b"")
+        nothing = HttpReply(0, {}, b"")
         try:
             reply = await fetch(self.http, "POST", f"{url}/chat/completions", content=content, seconds=seconds)
         except (TimeoutError, httpx2.TimeoutException):
@@ -195,7 +195,7 @@ class _Call:
             return nothing, NoVerdictError(Status.failed, f"{url}: {error}")
         return reply, None if 200 <= reply.status < 300 else self._fault(reply)
 
-    def _fault(self, reply: Reply) -> NoVerdictError:
+    def _fault(self, reply: HttpReply) -> NoVerdictError:
         text = f"{self.client.url}: HTTP {reply.status}: {one_line(reply.text)}"
         if reply.status in BUSY_OR_BROKEN:
             return NoVerdictError(Status.unavailable, text)
@@ -205,7 +205,7 @@ class _Call:
         return fault
 
 
-def _parse(reply: Reply) -> JudgeReply:
+def _parse(reply: HttpReply) -> JudgeReply:
     """Return the reply in a chat completion. A reply without text is empty; without usage it has no tokens."""
     try:
         answered = reply.json()
@@ -219,7 +219,7 @@ def _parse(reply: Reply) -> JudgeReply:
     return JudgeReply(text=str(text), input_tokens=input_tokens, output_tokens=output_tokens)
 
 
-def _pause(reply: Reply, attempt: int) -> float:
+def _pause(reply: HttpReply, attempt: int) -> float:
     """Return the seconds before a request is sent again: what the endpoint asks for, or else twice those before."""
     asked = reply.headers.get("Retry-After", "")
     seconds = float(asked) if asked.replace(".", "", 1).isdigit() else 2.0**attempt
