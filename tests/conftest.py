@@ -27,7 +27,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 
 SLOWEST = (
-    *("trainer", "extras", "documentation", "test_one_file.py", "test_rooms.py", "rewards", "rollouts", "algorithms"),
+    *("run", "extras", "documentation", "test_one_file.py", "test_rooms.py", "rewards", "rollouts", "algorithms"),
     *("mutants", "cli", "test_light_start.py", "benchmarks", "models"),
 )
 """Folders and files by the time that a file takes, the longest first; other tests follow."""

@@ -1,27 +1,16 @@
 """Answers to different questions are compared with each other: numbers computed by hand."""
 
 import pytest
+from toys import rollout
 
 from outdo.run.metrics.across_questions import across_question_metrics
-from outdo.types import FinishReason, Group, Prompt, Rollout
+from outdo.types import Group, Prompt
 
 
 def metrics(*groups: list[str]) -> dict[str, float]:
-    def rollout(text: str) -> Rollout:
-        return Rollout(
-            token_ids=(1,),
-            loss_mask=(True,),
-            logprobs=(0.0,),
-            text=text,
-            reward=0.0,
-            finish_reason=FinishReason.stop,
-            policy_version=0,
-        )
-
     prompts = [Prompt(id=str(number), text="", token_ids=(1,)) for number in range(len(groups))]
-    return across_question_metrics(
-        [Group(prompt=p, rollouts=tuple(map(rollout, g))) for p, g in zip(prompts, groups, strict=True)]
-    )
+    rollouts = [tuple(rollout(1, text=text) for text in texts) for texts in groups]
+    return across_question_metrics([Group(prompt=p, rollouts=r) for p, r in zip(prompts, rollouts, strict=True)])
 
 
 def test_answers_are_compared_with_those_to_other_questions_only() -> None:

@@ -3,24 +3,15 @@
 import math
 
 import pytest
+from toys import rollout
 
 from outdo.run.metrics.within_groups import pooled_correlation, within_group_metrics
-from outdo.types import FinishReason, Group, Prompt, Rollout
+from outdo.types import Group, Prompt, Rollout
 
 
 def answer(text: str, reward: float, *, right: bool | None = None, status: str = "ok") -> Rollout:
     """An answer with a token for each character."""
-    return Rollout(
-        token_ids=tuple(map(ord, text)),
-        loss_mask=(True,) * len(text),
-        logprobs=(-0.5,) * len(text),
-        text=text,
-        reward=reward,
-        right=right,
-        status=status,
-        finish_reason=FinishReason.stop,
-        policy_version=0,
-    )
+    return rollout(len(text), reward, text=text, right=right, status=status)
 
 
 def metrics(*groups: list[Rollout]) -> dict[str, float | None]:
