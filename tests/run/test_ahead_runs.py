@@ -63,7 +63,7 @@ def test_a_run_that_is_killed_again_and_again_equals_an_uninterrupted_one(home):
     assert_same(home / "killed", home / "straight")
 
 
-@pytest.mark.parametrize("fault", ["hangs", "lost"])
+@pytest.mark.parametrize("fault", [pytest.param("hangs", marks=pytest.mark.release), "lost"])
 def test_a_batch_that_is_not_sampled_when_the_run_ends_is_sampled_by_its_weights_afterwards(home, own, fault):
     """Step 5 is sampled by the weights after step 2, which have changed when the run is saved."""
     command = Command(
@@ -100,12 +100,14 @@ def test_answers_go_on_with_newer_weights_and_the_record_has_the_version_of_each
     assert questions == {"asked": 16, "answered": 16, "trained": 16, "dropped": 0, "why": {}}
 
 
+@pytest.mark.release
 def test_a_killed_run_whose_answers_go_on_across_updates_equals_an_uninterrupted_one(home, across):
     kills = killed_and_resumed(home, home / "killed-across", 3, ACROSS, *AHEAD)
     assert any(kill.saved for kill in kills)
     assert_same(home / "killed-across", across)
 
 
+@pytest.mark.release
 def test_unfinished_answers_go_on_after_an_engine_was_lost_and_other_settings_are_refused(own, across):
     engine = 'engine={name="engine.py:Copying",lost=5,across_updates=true}'
     assert outdo_(own, "train", "recipe.toml", "run=./run", engine, *AHEAD, status=75)

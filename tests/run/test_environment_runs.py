@@ -62,15 +62,10 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.release
 def test_a_run_that_is_killed_within_its_episodes_equals_an_uninterrupted_one(game: Path) -> None:
-    killed_and_resumed(game, game / "killed", 3, *SETTINGS)
+    killed_and_resumed(game, game / "killed", 2, *SETTINGS)
     assert_same(game / "killed", game / "whole")
-
-
-def test_a_run_whose_engine_is_in_processes_of_its_own_equals_one_in_the_trainer(game: Path) -> None:
-    processes = 'engine={name = "builtin", processes = 2}'
-    outdo_(game, "train", "recipe.toml", "run=./processes", processes, *SETTINGS)
-    assert_same(game / "processes", game / "whole")
 
 
 @pytest.mark.long
@@ -178,15 +173,6 @@ def test_check_names_the_tools_and_what_the_chat_template_keeps(game: Path) -> N
     [
         (("environment=tols",), 'nothing is called "tols"; did you mean tools?'),
         (("environment=game.py:Gam",), 'game.py has no "Gam"; did you mean Game?'),
-        (
-            ("environment={name = 'game.py:Game', round = 2}",),
-            "environment.round: unknown option; did you mean rounds?",
-        ),
-        (
-            ("environment={name = 'game.py:Game', turns = 0}",),
-            "environment.turns: expected a whole number of 1 or more",
-        ),
-        (("environment=tools",), 'environment.functions: expected "file.py:name"'),
         (("environment={name = 'tools', functions = 'game.py:counts'}",), "did you mean count?"),
         (("environment=game.py:Game", "data.template={prompt}"), "data.template: an environment needs"),
         (("rewards=environment",), "needs an environment that gives rewards"),
@@ -201,10 +187,9 @@ def test_a_wrong_environment_is_refused_before_a_model_is_loaded(game: Path, set
     assert mistake in said
 
 
-def test_a_template_that_has_no_place_for_tools_is_refused_by_check_and_train(game: Path, home: Path) -> None:
-    for command in ("check", "train"):
-        said = outdo_(game, command, "recipe.toml", f"model={home / 'model'}", *SETTINGS, status=2)
-        assert "chat template" in said
+def test_a_template_that_has_no_place_for_tools_is_refused(game: Path, home: Path) -> None:
+    said = outdo_(game, "train", "recipe.toml", f"model={home / 'model'}", *SETTINGS, status=2)
+    assert "chat template" in said
 
 
 def test_one_episode_is_played_as_in_the_run_and_its_tokens_are_shown(game: Path) -> None:

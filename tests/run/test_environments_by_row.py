@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 from episode_cases import tool_tokenizer
-from kill_cases import assert_same, killed_and_resumed
-from run_cases import metrics, outdo_, timeless, together, write_home, write_rows
-from test_replicated_runs import tokens
+from run_cases import metrics, outdo_, write_home, write_rows
 
 CODE = '''
 from outdo import Reply
@@ -31,7 +29,7 @@ SEVERAL = (
     'environment={name = "by_row", environments = {counter = {name = "tools", functions = "code.py:count", turns = 2}, '
     'game = {name = "code.py:Game", turns = 3, turn_tokens = 8}}}'
 )
-SETTINGS = ("sampling.max_tokens=60", "data.max_prompt_tokens=200", "steps=4", "eval.every=2", "train.prompts=3")
+SETTINGS = ("sampling.max_tokens=60", "data.max_prompt_tokens=200", "steps=2", "eval.every=2", "train.prompts=3")
 
 
 @pytest.fixture(scope="module")
@@ -47,58 +45,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.fixture(scope="module")
-def run(home: Path) -> Path:
-    """A run on a mixture of the three files."""
-    outdo_(home, "train", "recipe.toml", "run=./whole", *mixed(), *SETTINGS)
-    return home / "whole"
-
-
-def mixed(*names: str, environment: str = SEVERAL) -> tuple[str, str]:
+def mixed(*names: str) -> tuple[str, str]:
     listed = ", ".join(f'{{path = "{name}.jsonl", weight = 1}}' for name in names or ("counter", "game", "plain"))
-    return f"data.path=[{listed}]", environment
+    return f"data.path=[{listed}]", SEVERAL
 
 
-def test_a_mixture_is_played_by_rows(run: Path) -> None:
-    for line in metrics(run):
+def test_a_mixture_is_played_by_rows(home: Path) -> None:
+    outdo_(home, "train", "recipe.toml", "run=./whole", *mixed(), *SETTINGS)
+    for line in metrics(home / "whole"):
         assert line["environments/counter"] == line["environments/game"] == 4
         assert {"environments/counter/reward", "environments/game/reward", "tools/calls"} <= line.keys()
         assert line["num_completions"] == 12
         assert 1 < line["completions/mean_turns"] <= 2
-
-
-@pytest.mark.long
-def test_a_run_of_a_mixture_that_is_killed_is_resumed_exactly(run: Path, home: Path) -> None:
-    killed_and_resumed(home, home / "killed", 2, *mixed(), *SETTINGS)
-    assert_same(home / "killed", run)
-
-
-@pytest.mark.long
-def test_an_episode_has_the_tokens_of_a_run_with_its_environment_alone(home: Path) -> None:
-    game = 'environment={name = "code.py:Game", turns = 3, turn_tokens = 8}'
-    alone = (*mixed("game", environment=game), *SETTINGS, "steps=1", "train.prompts=3")
-    outdo_(home, "train", "recipe.toml", "run=./alone", *alone)
-    by_row = (*mixed("game"), *SETTINGS, "steps=1", "train.prompts=3")
-    outdo_(home, "train", "recipe.toml", "run=./by_row", *by_row)
-    assert tokens(home / "by_row", 1) == tokens(home / "alone", 1)
-
-
-@pytest.mark.long
-def test_two_replicas_play_the_same_episodes(run: Path, home: Path) -> None:
-    together(home, "train", "recipe.toml", "run=./both", *mixed(), *SETTINGS, "cluster.replicas=2")
-    for step in range(1, 5):
-        assert tokens(home / "both", step) == tokens(run, step)
-    for mine, its in zip(timeless(home / "both"), timeless(run), strict=True):
-        names = [name for name in its if name.startswith("environments/")]
-        assert {name: mine[name] for name in names} == pytest.approx({name: its[name] for name in names})
-
-
-@pytest.mark.long
-def test_a_run_that_samples_ahead_and_is_killed_is_resumed_exactly(home: Path) -> None:
-    settings = (*mixed(), *SETTINGS, "train.max_staleness=1", 'engine={name = "builtin", processes = 1}')
-    outdo_(home, "train", "recipe.toml", "run=./ahead", *settings)
-    killed_and_resumed(home, home / "ahead-killed", 2, *settings)
-    assert_same(home / "ahead-killed", home / "ahead")
 
 
 def test_check_says_what_is_played_where(home: Path) -> None:
@@ -107,12 +65,6 @@ def test_check_says_what_is_played_where(home: Path) -> None:
     assert "environment counter: at most 2 turns; tools: count" in said
     assert "environment game: at most 3 turns; tools: none" in said
     assert said.count("chat template:") == 1
-
-
-@pytest.mark.long
-def test_a_run_is_not_resumed_with_another_environment_of_a_row(run: Path, home: Path) -> None:
-    said = outdo_(home, "resume", str(run), "steps=5", "environment.environments.game.turns=2", status=2)
-    assert "environment.environments.game.turns: 3 in the saved run, 2 now" in said
 
 
 def test_an_episode_is_tried_in_the_environment_of_its_row(home: Path) -> None:

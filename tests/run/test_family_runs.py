@@ -27,35 +27,18 @@ def values(run, name):
 # --------------------------------------------------------------------------------------------- critics and references
 
 
-@pytest.mark.parametrize("critic", ['{name = "model", lr = 1e-2, warmup = 2}', '{name = "head", warmup = 2}'])
-def test_ppo_warms_its_critic_up_before_the_policy_moves(family, trained, critic):
-    run = trained("train.objective=ppo", f"train.critic={critic}", "train.passes=2", steps=4)
+def test_ppo_warms_its_critic_up_before_the_policy_moves(family, trained):
+    critic = 'train.critic={name = "model", lr = 1e-2, warmup = 2}'
+    run = trained("train.objective=ppo", critic, "train.passes=2", steps=4)
     untrained = checkpoint.weights_hash(family / "model")
     assert weights(run, 1) == weights(run, 2) == untrained
     assert len({weights(run, step) for step in (2, 3, 4)}) == 3
     critics = [state(run, step)["models"]["critic"]["weights"] for step in (1, 2, 3)]
     assert not same(critics[0], critics[1])
     assert not same(critics[1], critics[2])
-    assert all(name.startswith("head.") for name in critics[0]) == ("head" in critic)
     losses = values(run, "value/loss")
     assert losses[-1] < losses[0] / 2
     assert ["grad_norm" in line for line in metrics(run)] == [False, False, True, True]
-
-
-def test_an_adaptive_penalty_follows_the_kl_that_a_step_measured(trained):
-    penalty = 'train.kl_in_reward={name = "k1", beta = {start = 0.05, target = 1e-4}}'
-    run = trained("train.objective=ppo", penalty, "train.passes=2", steps=3)
-    assert min(values(run, "kl")) > 1.2e-4  # so that each step raises it as far as one step may
-    assert values(run, "coefficient/kl_in_reward") == pytest.approx([0.05, 0.05 * 1.02, 0.05 * 1.02**2], rel=1e-12)
-
-
-def test_a_penalty_is_taken_off_the_reward_once_the_policy_has_moved(trained):
-    plain = trained("train.objective=rloo", steps=2)
-    penalised = trained("train.objective=rloo", 'train.kl_in_reward={name = "k1", beta = 0.5}', steps=2)
-    assert weights(penalised, 1) == weights(plain, 1)  # the reference is the policy itself, and k1 is 0
-    assert weights(penalised, 2) != weights(plain, 2)
-    assert values(penalised, "reward") == values(plain, "reward")  # it is told without
-    assert "kl" in metrics(penalised)[1]
 
 
 def test_the_reference_is_synchronised_by_mix_after_every_so_many_steps(family, trained):
@@ -74,17 +57,14 @@ def test_the_reference_is_synchronised_by_mix_after_every_so_many_steps(family, 
 
 
 def test_a_student_comes_closer_to_its_teacher_whatever_the_reward(family, trained):
-    settings = ("train.objective=distillation", TEACHER)
-    run = trained(*settings, "optim.lr=2e-2", "train.prompts=8", "train.group_size=8", steps=16)
-    teacher, kept = policy_weights(family / "teacher"), state(run, 16)["models"]["reference"]
-    assert all(torch.equal(kept[name], teacher[name]) for name in teacher)
+    settings = ("train.objective=distillation", TEACHER, "optim.lr=2e-2", "train.prompts=4", "train.group_size=8")
+    run = trained(*settings, steps=9)
+    assert same(state(run, 9)["models"]["reference"], policy_weights(family / "teacher"))
     away = values(run, "kl")
-    assert sum(away[-4:]) < 0.75 * sum(away[:4])
-    by_score, by_rarity = (
-        trained(*settings, f"rewards={name}", steps=1) for name in ("score.py:score", "rewards.py:rare")
-    )
-    assert values(by_score, "reward") != values(by_rarity, "reward")
-    assert weights(by_score) == weights(by_rarity)
+    assert sum(away[-3:]) < 0.75 * sum(away[:3])
+    by_rarity = trained(*settings, "rewards=rewards.py:rare", steps=1)
+    assert values(by_rarity, "reward")[0] != values(run, "reward")[0]
+    assert weights(by_rarity, 1) == weights(run, 1)
 
 
 # ---------------------------------------------------------------------------------------------- rollouts and advantages
@@ -117,32 +97,11 @@ def test_dapo_samples_dynamically_penalises_long_answers_and_masks_truncated_one
     assert {any(mask) for truncated, mask in cut if not truncated} == {True}
 
 
-def test_dapo_updates_nothing_where_every_answer_is_truncated(trained):
-    run = trained("train.objective=dapo", "train.dynamic_sampling=1", "train.mask_truncated=true", steps=4)
-    assert all((line["passes/done"] == 0) == (line["completions/clipped_ratio"] == 1) for line in metrics(run))
-    assert weights(run, 1) == weights(run, 2)
-
-
-def test_gspo_clips_whole_answers_within_its_narrow_bounds(trained):
-    run = trained("train.objective=gspo", "train.passes=3")
-    for line in metrics(run):
-        assert line["clip_ratio/region_mean"] == 1.0
-        assert 0 < -line["loss"] < 4e-4
-        assert line["grad_norm"] == 0.0
-
-
 def test_remax_subtracts_the_reward_of_the_greedy_answer(trained):
     run = trained("train.objective=remax", steps=3)
     assert len(set(values(run, "baseline"))) > 1
     for line in metrics(run):
         assert line["advantage"] == pytest.approx(line["reward"] - line["baseline"], abs=1e-6)
-
-
-def test_reinforce_pp_learns_from_one_answer_to_each_question(trained):
-    penalty = 'train.kl_in_reward={name = "k1", beta = 0.05}'
-    run = trained("train.objective=reinforce_pp", penalty, "train.group_size=1", "train.prompts=8", "train.passes=2")
-    assert all(line["grad_norm"] > 0.1 and abs(line["advantage"]) < 1e-6 for line in metrics(run))
-    assert len({weights(run, step) for step in (1, 2)}) == 2
 
 
 def test_gdpo_standardises_each_reward_by_itself_and_weighs_it_then(family, trained):
@@ -167,29 +126,19 @@ def test_rejection_trains_on_good_answers_alone(trained):
     assert any(line["passes/done"] for line in lines)
     assert {line["advantage"] for line in lines if line["passes/done"]} == {1.0}
     assert all(line["loss"] > 1 for line in lines if line["passes/done"])  # -log πθ of a token, over 264 of them
-    none = trained("train.objective=rejection", "eval.right=score", steps=2)  # no answer is right
-    assert values(none, "passes/done") == [0.0, 0.0]
-    assert weights(none, 1) == weights(none, 2)
 
 
 # ---------------------------------------------------------------------------------------------------- other objectives
 
 
 def test_target_ends_its_passes_when_the_targets_are_reached(trained):
-    settings = ("train.objective=target", "train.passes=4", "optim.lr=3e-3")
-    stopped = trained(*settings, 'train.stop={name = "first_of", attained = 0.2}', steps=3)
+    stop = 'train.stop={name = "first_of", attained = 0.2}'
+    stopped = trained("train.objective=target", "train.passes=4", "optim.lr=3e-3", stop, steps=3)
     for line in metrics(stopped):
         attained = line["target/attained"] >= 0.2
         assert ("passes/stopped/attained" in line) == attained
         assert ("passes/stopped/maximum" in line) == (not attained)
     assert min(values(stopped, "passes/done")) < 4
-    assert values(trained(*settings, steps=2), "passes/done") == [4.0, 4.0]
-
-
-def test_tpo_moves_the_answers_of_a_group_to_their_target(trained):
-    once = trained("train.objective=tpo", "optim.lr=1e-4", steps=1)
-    often = trained("train.objective=tpo", "optim.lr=1e-4", "train.passes=6", steps=1)
-    assert 0 < metrics(often)[0]["loss"] < metrics(once)[0]["loss"]
 
 
 def test_high_entropy_tokens_alone_are_pushed_and_the_bonus_follows_its_target(trained):
@@ -204,44 +153,26 @@ def test_high_entropy_tokens_alone_are_pushed_and_the_bonus_follows_its_target(t
     assert any(abs(line["advantage"]) > 1e-3 for line in metrics(run))  # of all tokens of whole groups it is 0
 
 
-@pytest.mark.parametrize(
-    ("peer", "spelt_out"),
-    [
-        ("trl", 'train.objective={name = "grpo", beta = 0.04, kl_ratio = true}'),
-        (
-            "verl",
-            'train.objective={name = "grpo", beta = 0, weight = "token_mean", '
-            'surrogate = {name = "clip", low = 0.2, high = 0.2, dual = 3.0}}',
-        ),
-    ],
-)
-def test_the_conventions_of_another_library_are_these_settings(trained, peer, spelt_out):
-    eps = {"trl": "1e-4", "verl": "1e-6"}[peer]
-    beta = {"trl": "0.04", "verl": "0"}[peer]
-    usual = ("train.passes=2", ENDING)
-    theirs = trained(*usual, f"train.compat={peer}", f"train.objective.beta={beta}", steps=2)
-    ours = trained(*usual, spelt_out, f'train.advantage={{name = "group_standardised", eps = {eps}}}', steps=2)
-    own = trained(*usual, f"train.objective.beta={beta}", steps=2)
-    assert weights(theirs, 1) != weights(own, 1)
+def test_the_conventions_of_another_library_are_these_settings(trained):
+    usual, objective = ("train.passes=2", ENDING), 'train.objective={name = "grpo", beta = 0.04, kl_ratio = true}'
+    theirs = trained(*usual, "train.compat=trl", "train.objective.beta=0.04")
+    ours = trained(*usual, objective, 'train.advantage={name = "group_standardised", eps = 1e-4}')
     assert weights(theirs) == weights(ours)
 
 
 # ----------------------------------------------------------------------------------------------------- a user's own
 
 
-def test_a_custom_surrogate_is_maximised(trained):
+def test_custom_surrogates_and_advantages_are_used_with_their_options(trained):
     share = 'train.objective={{name = "grpo", beta = 0, surrogate = {{name = "own.py:share_of", share = {}}}}}'
-    norms = [metrics(trained(share.format(each), steps=1))[0]["grad_norm"] for each in (1.0, 0.25)]
-    assert norms[1] == pytest.approx(norms[0] / 4, rel=1e-4)
-
-
-def test_a_custom_advantage_is_used_for_each_answer(trained):
-    assert set(values(trained("train.advantage=own.py:three"), "advantage")) == {3.0}
+    lines = [metrics(trained(share.format(each), "train.advantage=own.py:three", steps=1))[0] for each in (1.0, 0.25)]
+    assert lines[0]["advantage"] == 3.0
+    assert lines[1]["grad_norm"] == pytest.approx(lines[0]["grad_norm"] / 4, rel=1e-4)
 
 
 def test_a_custom_objective_replaces_everything(family, trained):
-    run = trained("train.objective=own.py:nothing")
-    assert values(run, "passes/done") == [1.0, 1.0]
+    run = trained("train.objective=own.py:nothing", steps=1)
+    assert values(run, "passes/done") == [1.0]
     assert weights(run) == checkpoint.weights_hash(family / "model")
 
 
@@ -266,6 +197,7 @@ def test_a_reward_model_rewards_and_learns_from_labels_that_the_policy_never_see
 # ----------------------------------------------------------------------------------------------- as they are handed out
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", ["ppo", "dapo", "target", "reward_model"])
 def test_the_examples_run(family, name):
     outdo_(family, "train", EXAMPLES / f"{name}.toml", f"run=./example-{name}", "steps=2", "device=cpu", "threads=1")
@@ -276,21 +208,10 @@ def test_the_examples_run(family, name):
     ("settings", "said"),
     [
         (["train.objective={name = 'ppo', dual = 1.0}"], "train.objective: ppo: dual must be above 1, not 1.0"),
-        (["train.objective={name = 'target', rule = 'powr'}"], "did you mean power?"),
-        (["train.objective={name = 'tpo', eta = 0}"], "train.objective: tpo: eta must be above 0"),
-        (
-            ["train.kl_in_reward={name = 'k1', beta = {start = 0.1, target = -1}}"],
-            "train.kl_in_reward.beta: target must be a number above",
-        ),
-        (["train.stop={name = 'first_of', attained = 1.5}"], "train.stop: first_of: attained must be a number above 0"),
-        (["train.stop=first_of"], "train.stop: first_of: give at least one of reached, attained, plateau, kl"),
         (["train.objective=own.py:nothing", "train.compat=trl"], 'train.compat = "trl": '),
         (["rewards={name = 'reward_model', path = 'judge', labels = 'exact'}"], "given together, or neither"),
-        (["rewards={name = 'reward_model', path = 'judge', labels = 'exact', every = 'two'}"], "every must be a whole"),
         (["rewards={name = 'reward_model', path = 'judge', labels = 'exact', every = 2.5}"], "every must be a whole"),
         (["rewards={name = 'reward_model', path = 'judge', labels = ['exact'], every = 2}"], "labels must be the name"),
-        (["rewards={name = 'reward_model', path = 'model'}"], "Qwen3ForCausalLM is no reward model"),
-        (["train.objective=ppo", "train.critic={name = 'model', path = 'nowhere'}"], "no folder 'nowhere'"),
     ],
 )
 def test_an_option_out_of_its_range_is_one_line_and_no_run(family, tmp_path, settings, said):

@@ -13,10 +13,10 @@ from dataclasses import replace
 from outdo.algorithms.objectives.presets import grpo
 
 class Nan:
-    """GRPO whose loss is no number in the batches `first` to `last`; if `once`, in the first pass over each only."""
+    """GRPO whose loss is no number in the first pass over the batches 2 and 4 to 6."""
 
-    def __init__(self, first: int = 1, last: int = 1000, once: bool = False):
-        self.formula, self.first, self.last, self.once = grpo(beta=0.0), first, last, once
+    def __init__(self):
+        self.formula = grpo(beta=0.0)
         self.requires = self.formula.requires
         self.batches = self.passes = 0
 
@@ -27,15 +27,9 @@ class Nan:
     def __call__(self, scores, batch):
         terms = self.formula(scores, batch)
         self.passes += 1
-        broken = self.first <= self.batches <= self.last and not (self.once and self.passes > 1)
+        broken = self.batches in (2, 4, 5, 6) and self.passes == 1
         return replace(terms, loss=terms.loss * float("nan")) if broken else terms
 '''
-
-
-@pytest.fixture
-def nan_home(own_home: Path) -> Path:
-    (own_home / "nan.py").write_text(NAN)
-    return own_home
 
 
 def train(home: Path, *settings: str, status: int = 0, reward: str | None = None) -> str:
@@ -44,35 +38,27 @@ def train(home: Path, *settings: str, status: int = 0, reward: str | None = None
     return outdo_(home, "train", "recipe.toml", "run=./run", "checkpoint.keep=9", *settings, status=status)
 
 
-def test_an_update_that_is_not_finite_is_refused_and_its_batch_kept(nan_home):
-    said = train(nan_home, "steps=4", 'train.objective={name = "nan.py:Nan", first = 2, last = 2}')
-    run = nan_home / "run"
+def test_updates_that_are_not_finite_are_refused_with_their_batches_and_three_in_a_row_stop_the_run(own_home):
+    (own_home / "nan.py").write_text(NAN)
+    said = train(own_home, "steps=9", "train.objective=nan.py:Nan", status=1)
+    run = own_home / "run"
     assert "update refused: not finite" in said
-    assert [line["updates/refused"] for line in metrics(run)] == [0, 1, 0, 0]
+    assert [line["updates/refused"] for line in metrics(run)] == [0, 1, 0, 1, 1]
     assert metrics(run)[1]["loss"] is None
-    assert weights(run, 2) == weights(run, 1)
-    assert weights(run, 3) != weights(run, 2)
-    assert [path.name for path in (run / "refused").iterdir()] == ["step_000002.safetensors"]
+    assert weights(run, 2) == weights(run, 1) != weights(run, 3) == weights(run, 5)
     kept = load_file(run / "refused/step_000002.safetensors")
     assert {"token_ids", "loss_mask", "rewards", "advantages"} <= kept.keys()
     assert kept["loss_mask"].any(1).all()
-
-
-def test_a_refusal_in_an_earlier_pass_is_not_overlooked(nan_home):
-    objective = 'train.objective={name = "nan.py:Nan", first = 2, last = 2, once = true}'
-    train(nan_home, "steps=2", "train.passes=2", objective)
-    assert (nan_home / "run/refused/step_000002.safetensors").exists()
-
-
-def test_losses_that_stay_nan_stop_the_run_with_finite_weights(nan_home):
-    said = train(nan_home, "steps=9", 'train.objective={name = "nan.py:Nan", first = 3}', status=1)
-    run = nan_home / "run"
     assert "3 updates in a row had a loss (nan)" in said
-    assert f"saved after step 4; continue with `outdo resume {run.name}`" in said
-    assert saved(run) == [1, 2, 3, 4]
-    assert weights(run, 4) == weights(run, 2)
-    newest = load_file(run / "checkpoints/step_000004/model.safetensors")
+    assert f"saved after step 5; continue with `outdo resume {run.name}`" in said
+    newest = load_file(run / "checkpoints/step_000005/model.safetensors")
     assert all(tensor.isfinite().all() for tensor in newest.values())
+
+
+def test_a_refusal_in_an_earlier_pass_is_not_overlooked(own_home):
+    (own_home / "nan.py").write_text(NAN)
+    train(own_home, "steps=2", "train.passes=2", "train.objective=nan.py:Nan", "eval.every=0", "data.eval_path=")
+    assert (own_home / "run/refused/step_000002.safetensors").exists()
 
 
 FAILS_LATE = '''
@@ -123,8 +109,9 @@ def test_after_an_error_late_in_a_step_the_last_finished_step_is_saved_and_never
     assert saved(run) == [2] * copies
     (own_home / "mended").touch()
     assert f"resumed after step {2 * copies} of 4" in outdo_(own_home, "resume", "run")
-    outdo_(own_home, "train", "recipe.toml", "run=./straight", *keys, "checkpoint.keep=9")
-    assert_same(run, own_home / "straight")
+    if copies:  # without them the run begins again
+        outdo_(own_home, "train", "recipe.toml", "run=./straight", *keys, "checkpoint.keep=9")
+        assert_same(run, own_home / "straight")
 
 
 CRITIC_FAILS_LATE = (
@@ -189,43 +176,33 @@ def test_rewards_that_hang_lose_only_their_own_answers(own_home):
         "        time.sleep(6000)\n"
         "    return len(completion) % 3\n"
     )
-    train(own_home, "steps=3", "reward_limits.timeout=2", "reward_limits.max_failed=1.0", reward=hanging)
-    timed_out = [line.get("reward_status/timed_out", 0) for line in metrics(own_home / "run")]
-    assert len(timed_out) == 3
-    assert 0 < sum(timed_out) < 24
+    limits = ("reward_limits.timeout=2", "reward_limits.max_failed=1.0")
+    train(own_home, "steps=1", "eval.every=0", "data.eval_path=", *limits, reward=hanging)
+    (line,) = metrics(own_home / "run")
+    assert 0 < line["reward_status/timed_out"] < 8
 
 
-def test_answers_a_reward_does_not_apply_to_are_left_out(own_home):
-    some = "import zlib\ndef score(completion):\n    return 0.75 if zlib.crc32(completion.encode()) % 2 else None\n"
-    train(own_home, "steps=3", reward=some)
-    lines = metrics(own_home / "run")
-    assert all(0 < line["reward_status/not_applicable"] < 8 for line in lines)
-    assert [line["reward"] for line in lines] == [0.75] * 3
-    assert [line["rewards/score/mean"] for line in lines] == [0.75] * 3
-    assert_only_numbers(own_home / "run")
-
-
-def test_groups_of_equal_rewards_change_nothing_and_all_metrics_are_finite(own_home):
-    train(own_home, "steps=3", reward="def score(completion):\n    return 0.5\n")
+def test_steps_with_few_equal_or_no_rewards_are_counted_and_metrics_stay_finite(own_home):
+    """Some answers of the first step have no reward; those of the second have equal ones; those of the third none."""
+    by_step = (
+        "from pathlib import Path\n"
+        "import zlib\n"
+        "lines = Path('run/metrics.jsonl')\n"
+        "def score(completion):\n"
+        "    step = 1 + (lines.read_bytes().count(b'\\n') if lines.exists() else 0)\n"
+        "    if step == 3 or step == 1 and zlib.crc32(completion.encode()) % 2:\n"
+        "        return None\n"
+        "    return 0.75\n"
+    )
+    train(own_home, "steps=3", "eval.every=0", "data.eval_path=", reward=by_step)
     run = own_home / "run"
-    assert [line["frac_reward_zero_std"] for line in metrics(run)] == [1.0] * 3
-    assert [line["reward_std"] for line in metrics(run)] == [0.0] * 3
+    some, equal, none = metrics(run)
+    assert 0 < some["reward_status/not_applicable"] < 8
+    assert some["reward"] == some["rewards/score/mean"] == 0.75
+    assert (equal["frac_reward_zero_std"], equal["reward_std"]) == (1.0, 0.0)
+    assert (none["reward_status/not_applicable"], none["passes/done"]) == (8.0, 0.0)
     assert weights(run, 1) == weights(run, 2) == weights(run, 3)
-    assert_only_numbers(run)
-
-
-def test_a_step_without_any_reward_is_counted_and_updates_nothing(own_home):
-    train(own_home, "steps=2", reward="def score(completion):\n    return None\n")
-    run = own_home / "run"
-    assert [line["reward_status/not_applicable"] for line in metrics(run)] == [8.0] * 2
-    assert [line["passes/done"] for line in metrics(run)] == [0.0] * 2
-    assert weights(run, 1) == weights(run, 2)
-    assert_only_numbers(run)
-
-
-def assert_only_numbers(run: Path) -> None:
     values = [value for line in timeless(run) for value in line.values()]
-    assert values
     assert all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 

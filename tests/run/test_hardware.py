@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from run_cases import outdo_, weights
 
 from outdo.config.fields import GradientProducts
 from outdo.config.file import load
@@ -75,17 +74,6 @@ def test_a_run_computes_its_gradients_by_the_libraries_of_its_recipe(home: Path,
     run = build.build_run(load("recipe.toml", ["device=cpu", "threads=1", libraries]))
     run.reward.close()
     assert run.models.policy.forward.gradients == Gradients("mkl", "onednn")
-
-
-@needs_onednn
-def test_a_run_by_libraries_of_its_recipe_has_the_same_bits_again(own_home: Path):
-    hashes = []
-    for name in ("first", "again"):
-        setting = "gradient_products={input='mkl', weight='mkl'}"
-        said = outdo_(own_home, "train", "recipe.toml", f"run=./{name}", "steps=2", "threads=1", setting)
-        assert "of weights by MKL (set in the recipe)" in said
-        hashes.append(weights(own_home / name))
-    assert hashes[0] == hashes[1]
 
 
 class Second(Alone):

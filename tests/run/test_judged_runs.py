@@ -26,6 +26,7 @@ def settings_of(judge: StandInJudge, options: str = "price = {input = 1.0, outpu
     return (f"rewards={reward}", "steps=5", "eval.every=5", "eval.samples=0")
 
 
+@pytest.mark.release
 def test_a_killed_run_asks_nothing_twice(tmp_path: Path, judge: StandInJudge):
     home = write_home(tmp_path)
     outdo_(home, "train", "recipe.toml", "run=./whole", *settings_of(judge))
@@ -84,9 +85,14 @@ def test_a_judge_that_goes_away_ends_the_run_which_then_pays_nothing_twice(
     assert not [path for path in run.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
 
-def test_a_check_asks_three_times(tmp_path: Path, judge: StandInJudge):
-    outdo_(write_home(tmp_path), "check", "recipe.toml", *settings_of(judge))
+def test_a_check_asks_three_times_and_a_run_has_the_scores_of_the_judge(tmp_path: Path, judge: StandInJudge):
+    home = write_home(tmp_path)
+    outdo_(home, "check", "recipe.toml", *settings_of(judge))
     assert len(judge.requests) == 3
+    outdo_(home, "train", "recipe.toml", "run=./run", *settings_of(judge), "steps=1", "eval.every=0")
+    (line,) = metrics(home / "run")
+    assert line["judge/requests"] > 0
+    assert line["reward"] > 0
 
 
 def test_a_judge_that_refuses_ends_the_command_before_a_model_is_loaded(tmp_path: Path, judge: StandInJudge):

@@ -67,7 +67,10 @@ class Seen:
         return np.concatenate([np.full(len(row["token_ids"]), len(row["token_ids"])) for row in self.rows])
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(
+    scope="module",
+    params=["grpo", "target", *(pytest.param(name, marks=pytest.mark.release) for name in ("gspo", "ppo"))],
+)
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, home: Path) -> tuple[str, Seen]:
     run = tmp_path_factory.mktemp("numbers") / request.param
     outdo_(home, "train", "recipe.toml", f"run={run}", *HOW, *METHODS[request.param])

@@ -22,7 +22,7 @@ from outdo.extras.record.recorder import Recorder
 from outdo.loop import in_turn, train
 from outdo.models.adapter import adapter_config, attach
 from outdo.models.bundle import Models
-from outdo.models.critic import own_head, own_model
+from outdo.models.critic import own_model
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import InProcessReward
@@ -42,7 +42,6 @@ METHODS: dict[str, Callable[[Policy], Models]] = {
     "ppo with a critic of its own": lambda policy: Models.of(
         policy, ppo(), advantage=gae, critic=own_model(policy, lr=1e-2)
     ),
-    "ppo with a head": lambda policy: Models.of(policy, ppo(), advantage=gae, critic=own_head(policy, lr=1e-2)),
     "lora": lambda policy: Models.of(policy, grpo(beta=0.1)),
 }
 
@@ -101,7 +100,9 @@ def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained
     return cache(lambda method: two_steps(method, tmp_path_factory.mktemp("on-cuda"), cuda=True))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(each, marks=[pytest.mark.long] if each == "lora" else []) for each in METHODS]
+)
 def test_a_step_and_its_record_mix_no_devices_and_compute_what_a_processor_does(
     on_cuda: Callable[[str], Trained], method: str, tmp_path: Path
 ):
@@ -113,10 +114,8 @@ def test_a_step_and_its_record_mix_no_devices_and_compute_what_a_processor_does(
     assert theirs.step_waits.total() > 0
 
 
-@pytest.mark.parametrize("method", ["grpo with a reference", "ppo with a critic of its own"])
-def test_what_waits_for_the_device_does_not_grow_with_the_batch(
-    on_cuda: Callable[[str], Trained], method: str, tmp_path: Path
-):
+def test_what_waits_for_the_device_does_not_grow_with_the_batch(on_cuda: Callable[[str], Trained], tmp_path: Path):
+    method = "grpo with a reference"
     small = on_cuda(method)
     longer = two_steps(method, tmp_path / "longer", cuda=True, tokens=TOKENS + HOST_READS_EVERY)
     wider = two_steps(method, tmp_path / "wider", cuda=True, group=8)

@@ -46,12 +46,10 @@ def test_the_spans_of_every_step_add_up_to_its_seconds(profiled):
         assert all(value >= 0 for value in within.values())
 
 
-def test_an_evaluation_is_counted_in_its_own_line_and_a_checkpoint_in_the_next(home, tmp_path):
-    how = ("steps=6", "eval.every=3", "eval.best=sampled", "checkpoint.every=4")
-    outdo_(home, "train", "recipe.toml", f"run={tmp_path / 'run'}", *how)
-    lines = metrics(tmp_path / "run")
+def test_an_evaluation_is_counted_in_its_own_line_and_a_checkpoint_in_the_next(profiled):
+    lines = metrics(profiled[0])
     assert [line["step"] for line in lines if "time/evaluate" in line] == [3, 6]
-    assert {line["step"] for line in lines if "time/save" in line} in ({5}, {4, 5})  # a best one is saved as well
+    assert {3, 5} <= {line["step"] for line in lines if "time/save" in line}
 
 
 def test_the_trace_has_two_steps_with_their_spans(profiled):

@@ -123,13 +123,6 @@ def test_values_failures_and_prints_are_those_of_a_local_worker(placed: RayRewar
     assert statuses == ["ok", "ok", "not_applicable", "ok", "failed", "timed_out", "ok"]
 
 
-def test_the_worker_and_the_actor_stay_from_call_to_call(placed: RayReward):
-    before = placed(inputs("worker"))
-    placed(inputs("4"))
-    assert placed(inputs("worker")) == before
-    assert before[0].value == workers()[0]
-
-
 def test_an_actor_that_is_killed_in_a_call_is_replaced_and_the_call_repeated(placed: RayReward, folder: Path, capfd):
     (first,) = actors()
     thread, found = in_the_background(placed, "4", "wait", "5")
@@ -143,17 +136,6 @@ def test_an_actor_that_is_killed_in_a_call_is_replaced_and_the_call_repeated(pla
     assert [each.value for each in found] == [1, 0, 0]
     assert "the actor of the reward score is restarted: The actor died" in capfd.readouterr().err
     assert actors() != [first]
-    wait_until(lambda: not any(map(alive, started)))
-
-
-def test_an_actor_that_is_stopped_is_replaced(placed: RayReward, monkeypatch, capfd):
-    placed(inputs("4"))
-    started = [*actors(), *workers()]
-    monkeypatch.setattr(cluster, "SILENCE", 2.0)
-    os.kill(started[0], signal.SIGSTOP)
-    assert [each.value for each in placed(inputs("4", "5"))] == [1, 0]
-    said = "actor 1 of the reward score gave no sign of life for 2 s"
-    assert f"the actor of the reward score is restarted: {said}" in capfd.readouterr().err
     wait_until(lambda: not any(map(alive, started)))
 
 

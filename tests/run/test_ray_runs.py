@@ -1,47 +1,19 @@
 """Runs whose engine is in actors of Ray: the tokens of one process, and no process of Ray is left however they end."""
 
-import json
 import os
-import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import TIMES, alive, cold, command_line, family, metrics, outdo_, saved, steps_done, wait_until
+from run_cases import alive, cold, command_line, family, metrics, outdo_, saved, steps_done, wait_until
 from test_replicated_engines import DIVIDED, SETTINGS, STEPS
 from test_replicated_runs import finished, tokens, weights
 
 RAY = 'engine={name = "builtin", processes = 1, place = "ray"}'
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
-
-
-@needs_ray
-@pytest.mark.long
-def test_an_engine_and_a_reward_under_ray_change_nothing(home: Path):
-    """They are placed together; the actor of the reward is killed in the middle of the run."""
-    alone, placed = home / "ray-no-reward", home / "ray-reward"
-    settings = ("steps=12", "eval.every=0")
-    outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", *settings)
-    reward = f'rewards={{name = "{home}/score.py:score", place = "ray"}}'
-    command = cold(home, "train", "recipe.toml", f"run=./{placed.name}", *settings, RAY, reward)
-    wait_until(lambda: steps_done(placed) >= 1, command)
-    started = family(command.pid)
-    (actor,) = actors(started, b"RewardActor")
-    assert len(actors(started)) == 1
-    os.kill(actor, signal.SIGKILL)
-    said, status = finished(command)
-    assert status == 0, said
-    assert f"rewards: score in an actor on {os.uname().nodename} (Ray)" in said
-    wait_until(lambda: not any(map(alive, started)))
-    for step in range(1, 13):
-        assert tokens(alone, step) == tokens(placed, step)
-    for mine, its in zip(metrics(alone), metrics(placed), strict=True):
-        assert {key: its[key] for key in mine if not key.startswith(TIMES)} == {
-            key: value for key, value in mine.items() if not key.startswith(TIMES)
-        }
 
 
 @needs_ray
@@ -93,28 +65,6 @@ def test_no_process_of_ray_is_left_when_a_run_ends_and_it_resumes_exactly(
     assert_same(run, six_steps)
 
 
-@needs_ray
-@pytest.mark.long
-def test_the_quickstart_on_two_divided_trainers_and_an_engine_of_ray_ends_as_usual(tmp_path: Path):
-    """It takes minutes: the sums of the quickstart, all steps."""
-    engine = '{name = "builtin", processes = 1, place = "ray"}'
-    command = cold(tmp_path, "quickstart", "--task", "sums", *DIVIDED, "--engine", engine)
-    said, _ = command.communicate(timeout=7200)
-    assert command.returncode == 0, said
-    run = tmp_path / "quickstart" / "seed-0" / "run-1"
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["accuracy_after"] >= 0.95
-    questions = summary["questions"]
-    assert [questions[name] for name in ("asked", "answered", "trained", "dropped")] == [2560, 2560, 2560, 0]
-    assert [line["engine/restarts"] for line in metrics(run)] == [0.0] * 80
-    data = re.search(r'id="outdo-data">(.*?)</script>', (run / "report.html").read_text(), re.DOTALL)
-    assert data
-    (page,) = json.loads(data[1])["runs"]
-    assert page["state"] == "finished after 80 steps"
-    assert page["recorded"] == list(range(1, 81))
-    assert "of the greedy answers to held-out questions are right" in outdo_(tmp_path, "doctor", str(run))
-
-
-def actors(processes: list[int], kind: bytes = b"EngineActor") -> list[int]:
-    """Those of some processes that are actors of the engine, or of another kind."""
-    return [each for each in processes if kind in command_line(each)]
+def actors(processes: list[int]) -> list[int]:
+    """Those of some processes that are actors of the engine."""
+    return [each for each in processes if b"EngineActor" in command_line(each)]

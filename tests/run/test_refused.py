@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_cases import Command, contents, outdo_, saved, steps_done, wait_until, weights, write_rows
+from run_cases import contents, outdo_, saved, steps_done, weights, write_rows
 
 from outdo.config.file import load
 from outdo.models.loading import load_classifier, load_tokenizer
@@ -43,13 +43,6 @@ def rewrite_state(run: Path, step: int, change: Callable[[dict[str, Any]], Any])
         shutil.copytree(run / "old", path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
 
     save(run / "checkpoints", step, write_model, state)
-
-
-def damage(run: Path, step: int, name: str) -> None:
-    path = run / "checkpoints" / f"step_{step:06d}" / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_changed_setting_is_refused_with_the_difference(home, six_steps):
@@ -116,23 +109,29 @@ def test_a_change_that_is_meant_continues_the_run_and_stands_in_its_history(own_
     assert history(run)[-1]["changes"] == ["steps: 3 in the saved run, 4 now"]
 
 
-def test_other_versions_are_shown_and_do_not_stop_a_run(home, copy):
-    rewrite_state(copy, 6, lambda state: state["identity"]["versions"].update(torch="1.0"))
+def test_other_versions_and_hardware_are_shown_and_do_not_stop_a_run(home, copy):
+    def older(state: dict[str, Any]) -> None:
+        state["identity"]["versions"].update(torch="1.0")
+        state["identity"]["process"].update(hardware="abacus")
+
+    rewrite_state(copy, 6, older)
     said = outdo_(home, "resume", copy.name, "steps=7")
     assert 'torch: "1.0" in the saved run, ' in said
-    assert "can differ in their last bits" in said
+    assert 'hardware: "abacus" in the saved run, ' in said
+    assert "with other versions, hardware, the steps from here on can differ in their last bits" in said
+    assert "missing" not in said
+    assert f"runs code that the recipe names: {home / 'score.py'}:score" in said  # it may be a stranger's
     assert saved(copy)[-1] == 7
 
 
-@pytest.mark.parametrize(("workers", "told"), [(1, []), (2, ["workers: 2 in the saved run, unset now"])])
-def test_a_run_of_earlier_versions_goes_on_in_one_process(home: Path, copy: Path, workers: int, told: list[str]):
-    """One worker was one process. What several added up, one adds up in another order."""
+def test_a_run_of_earlier_versions_goes_on_in_one_process(home: Path, copy: Path):
+    """What several workers added up, one process adds up in another order."""
     recipe = copy / "recipe.toml"
-    recipe.write_text(f"workers = {workers}\n{recipe.read_text()}")
+    recipe.write_text(f"workers = 2\n{recipe.read_text()}")
     rewrite_state(copy, 6, lambda state: state["identity"].update(recipe=recipe.read_text()))
     said = outdo_(home, "resume", copy.name, "steps=7")
-    assert all(line in said for line in told)
-    assert ("with other workers, the steps from here on can differ in their last bits" in said) == bool(told)
+    assert "workers: 2 in the saved run, unset now" in said
+    assert "with other workers, the steps from here on can differ in their last bits" in said
     assert saved(copy)[-1] == 7
     assert "workers" not in recipe.read_text()
 
@@ -144,13 +143,6 @@ def test_other_threads_are_shown_with_what_they_change(home, copy):
     assert "last bits" not in outdo_(home, "resume", copy.name, "steps=8")
     told = outdo_(home, "doctor", copy.name)
     assert "note: step 7: the run was resumed with other threads 1 before, 2 then." in told
-
-
-def test_other_hardware_is_shown_and_does_not_stop_a_run(home, copy):
-    rewrite_state(copy, 6, lambda state: state["identity"]["process"].update(hardware="abacus"))
-    said = outdo_(home, "resume", copy.name, "steps=7")
-    assert 'hardware: "abacus" in the saved run, ' in said
-    assert "with other hardware, the steps from here on can differ in their last bits" in said
 
 
 def test_a_changed_reward_model_is_refused(own_home):
@@ -183,7 +175,7 @@ def test_deleted_metrics_and_records_are_noticed(home, copy):
     assert f"{copy.name}/tokens: 1 of the 6 records are missing: step 2" in said
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "history.jsonl", "lock"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "lock"])
 def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(home, copy, name):
     """A run folder may come from somebody else."""
     (copy / name).unlink(missing_ok=True)
@@ -192,43 +184,22 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(home, copy,
     assert f"{copy.name}/{name}: expected a file, and this is a folder, a pipe or a device" in said
 
 
-def test_a_whole_run_is_not_reported_as_incomplete(home, copy):
-    said = outdo_(home, "resume", copy.name, "steps=7")
-    assert "missing" not in said
-    assert f"runs code that the recipe names: {home / 'score.py'}:score" in said  # it may be a stranger's
-
-
-@pytest.mark.parametrize("fault", ["damaged", "missing"])
-def test_a_broken_checkpoint_is_reported_and_the_one_before_it_used(home, six_steps, copy, fault):
-    if fault == "missing":
-        (copy / "checkpoints/step_000006" / OPTIMISER).unlink()
-    else:
-        damage(copy, 6, OPTIMISER)
+def test_a_broken_checkpoint_is_reported_and_the_one_before_it_used(home, six_steps, copy):
+    path = copy / "checkpoints/step_000006" / OPTIMISER
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
     said = outdo_(home, "resume", copy.name)
     assert f"not used: {copy.name}/checkpoints/step_000006/{OPTIMISER}: " in said
     assert "resumed after step 5 of 6" in said
     assert weights(copy, 6) == weights(six_steps, 6)
 
 
-def test_without_a_whole_checkpoint_nothing_is_started(home, copy):
-    for step in saved(copy):
-        damage(copy, step, OPTIMISER)
-    before = contents(copy)
-    said = outdo_(home, "resume", copy.name, status=1)
-    assert "no checkpoint is whole" in said
-    assert contents(copy) == before
-
-
-def test_a_folder_in_use_is_refused_with_the_process_that_uses_it(home, copy):
+def test_a_folder_with_a_run_is_refused_and_one_in_use_with_the_process_that_uses_it(home, copy):
+    said = outdo_(home, "train", "recipe.toml", f"run=./{copy.name}", status=1)
+    assert f"holds a run already; `outdo resume {copy.name}` continues it" in said
     with RunFolder(copy):
         assert f"in use by process {os.getpid()} " in outdo_(home, "resume", copy.name, status=1)
-
-
-def test_a_second_run_in_the_same_folder_is_refused(home, six_steps):
-    before = contents(six_steps)
-    said = outdo_(home, "train", "recipe.toml", "run=./six", status=1)
-    assert "holds a run already; `outdo resume six` continues it" in said
-    assert contents(six_steps) == before
 
 
 def test_a_run_whose_checkpoints_do_not_fit_on_the_disk_is_refused_before_its_first_step(own_home, monkeypatch):
@@ -243,28 +214,3 @@ def test_a_run_whose_checkpoints_do_not_fit_on_the_disk_is_refused_before_its_fi
 def test_a_folder_without_a_run_cannot_be_resumed(home):
     assert "no run is there" in outdo_(home, "resume", "nothing-here", status=2)
     assert not (home / "nothing-here").exists()
-
-
-def test_no_reward_worker_survives_a_killed_trainer(own_home):
-    (own_home / "score.py").write_text(
-        "import os\n"
-        "def score(completion, answer):\n"
-        "    open(f'worker-{os.getpid()}', 'w').close()\n"
-        "    return len(completion) % 3\n"
-    )
-    command = Command(own_home, "train", "recipe.toml", "run=./run", "steps=100000", "checkpoint.every=1000")
-    wait_until(lambda: len(list(own_home.glob("worker-*"))) == 2, command)  # one tried the reward, one trains
-    workers = [int(path.name.removeprefix("worker-")) for path in own_home.glob("worker-*")]
-    assert any(map(is_running, workers))
-    command.process.kill()
-    command.wait()
-    wait_until(lambda: not any(map(is_running, workers)))
-
-
-def is_running(pid: int) -> bool:
-    """Also False for a process that has ended and that nobody has asked for its status."""
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z" if Path("/proc").exists() else not os.kill(pid, 0)
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -33,7 +33,7 @@ def engine(processes: int) -> str:
 @pytest.mark.parametrize(
     ("name", "settings", "processes"),
     [
-        ("divided", DIVIDED, 1),
+        pytest.param("divided", DIVIDED, 1, marks=pytest.mark.release),
         pytest.param("whole", ("cluster.replicas=2", "train.objective.beta=0.1"), 2, marks=pytest.mark.long),
         pytest.param("divided-adapter", (*DIVIDED, "train.adapter=lora"), 1, marks=pytest.mark.long),
     ],

@@ -27,7 +27,7 @@ from run_cases import (
 )
 from safetensors.torch import load_file
 
-from outdo.extras.record.parquet import read
+from outdo.extras.record.parquet import read, recorded_steps
 from outdo.run.checkpoints.checkpoint import weights_hash
 
 STEPS = 12
@@ -36,10 +36,7 @@ SETTINGS = (f"steps={STEPS}", "eval.every=6", "checkpoint.every=2", "optim.lr=1e
 DIVIDED, SEQUENCES = "cluster.shard=true", 'attention={name = "ulysses"}'
 
 METHODS = {
-    "grpo": (),
-    "reference": ("train.objective.beta=0.1", "reference.sync.every=2", "train.passes=2"),
-    "critic": ("train.objective=ppo", "train.advantage=gae"),
-    "whole groups": ("train.objective=tpo", "train.minibatches=2"),
+    "critic": ("train.objective=ppo", "train.advantage=gae", "steps=6", "eval.every=3"),
     "dynamic sampling": ("train.dynamic_sampling=2", "train.prompts=3"),
     "divided": (
         DIVIDED,
@@ -83,13 +80,10 @@ def tokens(run: Path, step: int) -> list[list[int]]:
     return read(run, step).column("token_ids").to_pylist()
 
 
-QUICK = ("critic", "divided", "sequences")
-"""The methods that every run of the tests tries; the others are for `make test-long`."""
+MARKS = {"critic": (), "divided": pytest.mark.release, "sequences": pytest.mark.release}
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in METHODS]
-)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=MARKS.get(name, pytest.mark.long)) for name in METHODS])
 def test_two_replicas_sample_the_same_tokens_and_learn_the_same_weights(home: Path, method: str):
     name = method.replace(" ", "-")
     settings = (*SETTINGS, *METHODS[method])
@@ -97,7 +91,8 @@ def test_two_replicas_sample_the_same_tokens_and_learn_the_same_weights(home: Pa
     outdo_(home, "train", "recipe.toml", f"run=./alone-{name}", *of_one)
     said = together(home, "train", "recipe.toml", f"run=./both-{name}", "cluster.replicas=2", *settings)
     alone, both = home / f"alone-{name}", home / f"both-{name}"
-    for step in range(1, STEPS + 1):
+    assert recorded_steps(alone) == recorded_steps(both)
+    for step in recorded_steps(alone):
         assert tokens(alone, step) == tokens(both, step)
     mine = weights(both)
     for key, value in weights(alone).items():
@@ -112,6 +107,7 @@ def finished(command: "subprocess.Popen[str]") -> tuple[str, int]:
     return said, status
 
 
+@pytest.mark.release
 def test_replicas_end_with_a_launcher_that_is_killed_and_resume_exactly(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -133,6 +129,7 @@ def test_replicas_end_with_a_launcher_that_is_killed_and_resume_exactly(
     assert_same(run, undisturbed(home, "both-grpo", (*SETTINGS, "cluster.replicas=2")))
 
 
+@pytest.mark.release
 def test_replicas_with_parts_of_the_models_resume_exactly(home: Path):
     settings = (*SETTINGS, "cluster.replicas=2", *METHODS["divided"])
     whole = undisturbed(home, "both-divided", settings)
@@ -223,14 +220,6 @@ def test_replicas_that_share_sequences_resume_exactly(home: Path):
     assert_same(run, whole)
 
 
-@pytest.mark.long
-def test_a_run_whose_replicas_shared_sequences_goes_on_in_one_process(home: Path):
-    run = undisturbed(home, "both-sequences", (*SETTINGS, "cluster.replicas=2", *METHODS["sequences"]))
-    said = outdo_(home, "resume", run, f"steps={STEPS + 1}", "cluster.replicas=1", "attention=auto")
-    assert "can differ in their last bits" in said
-    assert saved(run)[-1] == STEPS + 1
-
-
 def second_of(processes: list[int]) -> int:
     """Return the replica whose rank is 1."""
     return next(each for each in processes if b"\0RANK=1\0" in of_process(each, "environ"))
@@ -276,6 +265,7 @@ class Slow:
 '''
 
 
+@pytest.mark.release
 def test_a_replica_that_is_ten_times_slower_delays_the_run_changes_nothing_and_is_named(home: Path):
     (home / "slow.py").write_text(SLOW)
     settings = (*SETTINGS, "steps=8", "eval.every=0", "cluster.replicas=2", "train.objective=slow.py:Slow")

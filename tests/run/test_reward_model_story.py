@@ -55,6 +55,7 @@ def ends(lines, name):
     return first, last
 
 
+@pytest.mark.release
 def test_preferences_train_a_reward_model_and_it_trains_a_policy_that_never_saw_the_rule(story):
     held_out = (story / "judge.log").read_text().partition("held-out: pairwise accuracy ")[2]
     assert float(held_out.partition("%")[0]) > 65

@@ -4,13 +4,11 @@ import json
 import os
 import re
 import signal
+from contextlib import contextmanager
 
 import pytest
-from kill_cases import assert_fell_everywhere
-from run_cases import Command, outdo_, wait_until
+from run_cases import Command, outdo_, wait_until, write_home
 from supervised_cases import arguments, assert_same_model, killed_and_continued, saved_steps, steps_said
-
-COMMANDS = pytest.mark.parametrize("command", ["sft", "reward-model"])
 
 
 def straight(home, command):
@@ -21,7 +19,7 @@ def straight(home, command):
     return out
 
 
-@COMMANDS
+@pytest.mark.parametrize("command", ["sft", pytest.param("reward-model", marks=pytest.mark.release)])
 def test_a_training_that_is_killed_and_resumed_becomes_the_same_model(home, command):
     moments = killed_and_continued(home, command, f"killed-{command}", 3)
     assert moments[0] == "before the first checkpoint"
@@ -40,78 +38,67 @@ def stopped(home, command, out, number, *more):
     return running.said, step
 
 
-@pytest.mark.long
-@COMMANDS
-def test_twenty_five_kills_change_nothing(home, command):
-    long = ("--steps", 400)
-    outdo_(home, *arguments(home, command, f"long-{command}", *long))
-    moments = killed_and_continued(home, command, f"long-killed-{command}", 25, *long)
-    assert_fell_everywhere(moments)
-    assert_same_model(home, f"long-killed-{command}", f"long-{command}")
-
-
-@pytest.mark.parametrize(("command", "number"), [("sft", signal.SIGTERM), ("reward-model", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("sft", signal.SIGTERM), pytest.param("reward-model", signal.SIGINT, marks=pytest.mark.release)],
+)
 def test_after_a_signal_the_last_finished_step_is_saved(home, command, number):
     out = f"{command}-{number}"
     said, step = stopped(home, command, out, number, "--checkpoint-every", 1000)
     assert f"stopped after step {step}; continue with `outdo resume {out}`" in said
-    assert step >= 10
     assert f"resumed after step {step} of 80" in outdo_(home, "resume", out)
     assert_same_model(home, out, straight(home, command))
 
 
-def test_a_resumed_training_is_compared_with_the_one_that_was_saved(own_home):
-    said, step = stopped(own_home, "sft", "tuned", signal.SIGTERM)
-    settings = own_home / "tuned.unfinished/settings.json"
-    before = settings.read_text()
-    settings.write_text(json.dumps(json.loads(before) | {"lr": 0.5, "device": "auto"}))
-    said = outdo_(own_home, "resume", "tuned", status=2)
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A home with a fine-tuning that was stopped; tests leave it as it is."""
+    home = write_home(tmp_path_factory.mktemp("interrupted"))
+    stopped(home, "sft", "tuned", signal.SIGTERM)
+    return home
+
+
+def test_a_resumed_training_is_compared_with_the_one_that_was_saved(interrupted):
+    settings, data = interrupted / "tuned.unfinished/settings.json", interrupted / "train.jsonl"
+    with kept(settings) as before:
+        settings.write_text(json.dumps(json.loads(before) | {"lr": 0.5, "device": "auto"}))
+        said = outdo_(interrupted, "resume", "tuned", status=2)
     assert "lr: 0.001 in the saved run, 0.5 now; this changes the run" in said
     assert "`outdo resume tuned --changed` if they are meant" in said
     assert "device" not in said
-    settings.write_text(before)
-    with (own_home / "train.jsonl").open("a") as file:
-        file.write('{"prompt": "7+7=", "answer": "14"}\n')
-    said = outdo_(own_home, "resume", "tuned", status=2)
+    with kept(data) as before:
+        data.write_bytes(before + b'{"prompt": "7+7=", "answer": "14"}\n')
+        said = outdo_(interrupted, "resume", "tuned", status=2)
     assert "--data: the file has changed since the run was started; this changes the run" in said
-    assert saved_steps(own_home / "tuned") == [step]
-    said = outdo_(own_home, "resume", "tuned", "--changed")
-    assert "--data: the file has changed" in said
-    assert "the fine-tuned model is in tuned" in said
 
 
-def test_a_training_is_not_begun_again_over_its_saved_steps(own_home):
-    _, step = stopped(own_home, "sft", "tuned", signal.SIGTERM)
-    said = outdo_(own_home, *arguments(own_home, "sft", "tuned"), status=2)
+def test_a_training_is_not_begun_again_over_its_saved_steps(interrupted):
+    said = outdo_(interrupted, *arguments(interrupted, "sft", "tuned"), status=2)
     assert "tuned.unfinished: an unfinished training; `outdo resume tuned` continues it, or remove this folder" in said
-    said = outdo_(own_home, "resume", "tuned", "steps=90", status=2)
+    said = outdo_(interrupted, "resume", "tuned", "steps=90", status=2)
     assert "the settings of `outdo sft` and `outdo reward-model` stay as they are on resume" in said
-    assert saved_steps(own_home / "tuned") == [step]
 
 
-def test_a_training_that_is_damaged_on_disk_is_not_resumed(own_home, home):
-    _, step = stopped(own_home, "sft", "tuned", signal.SIGTERM)
-    settings = own_home / "tuned.unfinished/settings.json"
-    whole = settings.read_text()
-    for broken, reason in (
-        ("", "not JSON"),
-        ("[]", "expected the settings of"),
-        ('{"command": "rm"}', "no command is called 'rm'"),
-        ('{"command": "sft"}', "not the settings of `outdo sft`"),
-    ):
-        settings.write_text(broken)
-        assert reason in outdo_(own_home, "resume", "tuned", status=2)
-    settings.write_text(whole)
-    weights = own_home / f"tuned.unfinished/checkpoints/step_{step:06d}/model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    said = outdo_(own_home, "resume", "tuned", status=1)
+def test_a_training_that_is_damaged_on_disk_is_not_resumed(interrupted):
+    settings = interrupted / "tuned.unfinished/settings.json"
+    for broken, reason in ((b"", "not JSON"), (b'{"command": "rm"}', "no command is called 'rm'")):
+        with kept(settings):
+            settings.write_bytes(broken)
+            assert reason in outdo_(interrupted, "resume", "tuned", status=2)
+    (weights,) = interrupted.glob("tuned.unfinished/checkpoints/step_*/model.safetensors")
+    with kept(weights) as content:
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        said = outdo_(interrupted, "resume", "tuned", status=1)
     assert "no checkpoint is whole" in said
     assert "model.safetensors: the SHA-256 is not the manifest's" in said
-    weights.write_bytes(content)
-    outdo_(own_home, "resume", "tuned")
-    undisturbed = home / straight(home, "sft") / "model.safetensors"
-    assert (own_home / "tuned/model.safetensors").read_bytes() == undisturbed.read_bytes()
+
+
+@contextmanager
+def kept(path):
+    """Yield what a file holds, and write it there again at the end."""
+    content = path.read_bytes()
+    yield content
+    path.write_bytes(content)
 
 
 def test_two_trainings_of_one_folder_exclude_each_other(own_home):

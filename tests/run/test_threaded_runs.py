@@ -47,7 +47,11 @@ def wide_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "method", ["grpo", *(pytest.param(each, marks=pytest.mark.long) for each in ("ppo", "target"))]
+    "method",
+    [
+        pytest.param("grpo", marks=pytest.mark.release),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("ppo", "target")),
+    ],
 )
 def test_a_run_with_two_threads_that_is_killed_is_the_uninterrupted_one(wide_home: Path, method: str):
     settings = (*CROWD, *METHODS[method])
@@ -61,6 +65,7 @@ def test_a_loop_in_python_has_the_same_weights_each_time(tmp_path: Path):
     assert different_bits(tmp_path, python_loop, 2, times=3) == {"weights": 1}
 
 
+@pytest.mark.release
 def test_an_evaluation_with_two_threads_gives_the_same_answers(wide_home: Path):
     write_rows(wide_home / "asked.jsonl", [{"prompt": f"{a}+5=", "answer": str(a + 5)} for a in range(8)])
     asked = ("--data", "asked.jsonl", "--k", "32", "--max-tokens", "4", "--device", "cpu", "--rewards", "last_number")

@@ -5,14 +5,12 @@ from pathlib import Path
 import pytest
 from run_cases import metrics
 
-from outdo.config import rules
 from outdo.config.file import load
 from outdo.config.names import WATCHERS
 from outdo.run.checkpoints import checkpoint
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
 from outdo.run.training import start
-from outdo.utils.errors import UserError
 
 SETTINGS = ["eval.every=0", "data.eval_path=", "checkpoint.every=1"]
 
@@ -44,15 +42,3 @@ def test_without_record_and_page_a_run_trains_and_goes_on_with_them_when_they_ar
     assert [line["step"] for line in metrics(folder)] == [1, 2]
     assert [file.name for file in (folder / "tokens").iterdir()] == ["step_000002.parquet"]
     assert (folder / "report.html").exists()
-
-
-def test_a_tracker_that_a_recipe_names_has_to_be_there(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(own_home)
-    recipe = load("recipe.toml", [*SETTINGS, "track=tensorboard"])
-    sentence = "track: needs outdo.extras.deleted, which this installation of outdo does not have"
-    monkeypatch.setattr(rules, "TRACKER_CHECK", missing("check"))
-    with pytest.raises(UserError, match=sentence):
-        load("recipe.toml", [*SETTINGS, "track=tensorboard"])
-    monkeypatch.setitem(WATCHERS, "track", missing("track"))
-    with pytest.raises(UserError, match=sentence):
-        start(recipe, own_home / "run", Display(live=False))
