@@ -8,7 +8,7 @@ RENEWED = 3
 """The step after which the reference is renewed for the first time."""
 PLAIN = ("checkpoint.every=1", "steps=12")
 FULL = (
-    "steps=16",
+    "steps=20",
     "checkpoint.every=2",
     "train.passes=3",
     "train.minibatches=2",
@@ -27,7 +27,7 @@ def test_a_run_that_is_killed_again_and_again_equals_an_uninterrupted_one(home, 
 
 def test_so_does_one_with_a_reference_a_schedule_and_several_passes(home):
     outdo_(home, "train", "recipe.toml", "run=./straight-full", *FULL)
-    kills = killed_and_resumed(home, home / "killed-full", 4, *FULL)
+    kills = killed_and_resumed(home, home / "killed-full", 5, *FULL)
     assert_resumed_after(kills, RENEWED)  # the checkpoint holds a reference that is not the first policy
     assert_same(home / "killed-full", home / "straight-full")
     assert all(line["passes/done"] == 3 for line in timeless(home / "killed-full"))
