@@ -13,6 +13,8 @@ from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch
 
+pytestmark = pytest.mark.release
+
 BOUND = 1e-3
 """Nats between sampler and trainer, in float32."""
 
@@ -44,7 +46,6 @@ def test_an_answer_does_not_depend_on_its_batch_and_has_the_log_probabilities_of
     torch.testing.assert_close(sampled, policy.logprobs(batch)[batch.loss_mask], rtol=0, atol=BOUND)
 
 
-@pytest.mark.release
 @pytest.mark.parametrize("library", ["onednn", pytest.param("mkl", marks=pytest.mark.long)])
 def test_a_run_that_was_stopped_and_resumed_has_the_bits_of_one_that_was_not(
     library: str, smollm2: Path, tmp_path: Path
