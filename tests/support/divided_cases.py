@@ -5,8 +5,7 @@ import errno
 import gc
 import re
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import pytest
 import torch
 from engine_cases import other_model
 from policy_cases import prepared
-from replica_cases import run_replicas
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -26,7 +24,6 @@ from outdo.extras.replicas.replicas import Replicas
 from outdo.extras.replicas.sharding import DividingReplicas
 from outdo.models import loading
 from outdo.models.adapter import adapter_config
-from outdo.models.attention.packed import Packed
 from outdo.models.bundle import Models
 from outdo.models.critic import own_model
 from outdo.models.inspect_folder import inspect_folder
@@ -42,31 +39,6 @@ from outdo.utils.sharded_tensors import is_sharded, own_part, whole
 from outdo.utils.world import ALONE
 
 M_MMAP_THRESHOLD = -3
-
-Check = Callable[[Replicas], None]
-
-
-def run_checks(checks: list[Check], folder: Path) -> dict[str, str]:
-    """Run checks one after the other in the same two replicas; return the traceback of each, empty if it holds."""
-    run_replicas(2, _Checks(checks), folder, timeout=120)
-    return {
-        check.__name__: "\n".join((folder / f"{check.__name__}-{rank}").read_text() for rank in range(2)).strip()
-        for check in checks
-    }
-
-
-class _Checks:
-    def __init__(self, checks: list[Check]) -> None:
-        self.checks = checks
-
-    def __call__(self, replicas: Replicas) -> None:
-        for check in self.checks:
-            fault = ""
-            try:
-                check(replicas)
-            except Exception:
-                fault = traceback.format_exc()
-            Path(f"{check.__name__}-{replicas.rank}").write_text(fault)
 
 
 def dividing(replicas: Replicas, **how: Any) -> DividingReplicas:
@@ -236,22 +208,6 @@ def peak_memory() -> Iterator[list[int]]:
         found.append(max(*seen, now()) - before)
 
 
-def a_model_whose_attention_fails_is_padded(replicas: Replicas) -> None:
-    """An error in the middle of a layer, while the ways to run a model are compared, leaves the model usable."""
-    folder = saved_model(replicas, "failing")
-    expected = Policy.load(folder, device="cpu", attention="padded")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Packed, "attend", None)
-        found = Policy.load(folder, device="cpu", world=dividing(replicas))
-    assert found.forward.way == "padded"
-    batch = prepared(policy=expected)
-    torch.testing.assert_close(found.logprobs(batch), expected.logprobs(batch), rtol=0, atol=1e-5)
-    found.update(batch, grpo(beta=0.0))
-    expected.update(batch, grpo(beta=0.0))
-    for name, weight in expected.model.state_dict().items():
-        torch.testing.assert_close(whole(found.model.state_dict()[name]), weight, rtol=0, atol=1e-6)
-
-
 def replicas_save_their_shares_together(replicas: Replicas) -> None:
     """A checkpoint is an ordinary model folder in several files, and any number of processes goes on from it."""
     for folder in (saved_model(replicas, "tied", arch="gpt2"), saved_mixture(replicas)):
@@ -361,33 +317,6 @@ def a_checkpoint_is_written_while_the_replicas_compute(replicas: Replicas) -> No
     assert files[0] == files[1]
     checkpoints.save(Progress(step=2), wait=True)
     replicas.together(lambda: None)
-    assert checkpoint.verify(folder / "step_000002") == []
-    assert checkpoints.close() == ""
-
-
-def a_disk_that_is_full_in_the_background_of_one_replica_is_an_error_of_all(replicas: Replicas) -> None:
-    """It is raised when the save is waited for, with the words of a save that waits, and the next save succeeds."""
-    models = trained(saved_model(replicas, "full-later"), replicas)
-    folder = Path("full-later-checkpoints")
-    checkpoints = checkpoints_of(models, replicas, folder)
-    checkpoints.save(Progress(step=1), wait=False)
-    checkpoints.wait()
-
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.MonkeyPatch.context() as patch:
-        if replicas.rank == 1:
-            patch.setattr(checkpoint, "save_file", refuse)
-        checkpoints.save(Progress(step=2), wait=False)
-        step_of(models)
-        with pytest.raises(DiskFullError if replicas.rank == 1 else WorkerError, match="o space left"):
-            checkpoints.wait()
-    assert checkpoints.saved == 1
-    replicas.together(lambda: None)
-    assert [path.name for path in folder.iterdir()] == ["step_000001"]
-    checkpoints.save(Progress(step=2), wait=False)
-    checkpoints.wait()
     assert checkpoint.verify(folder / "step_000002") == []
     assert checkpoints.close() == ""
 

@@ -14,7 +14,6 @@ from outdo.algorithms.advantages import gae
 from outdo.config.file import load
 from outdo.extras.replicas import sharding
 from outdo.extras.replicas.replicas import Replicas
-from outdo.models import loading
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
@@ -52,27 +51,6 @@ def offloaded_models_compute_the_same_bits(replicas: Replicas) -> None:
         step_of(models)
         step_of(models)
     assert_equal(weights_of(offloaded), weights_of(plain))
-
-
-def parts_in_main_memory_are_read_there(replicas: Replicas) -> None:
-    """The parts go where they are held, and buffers, inputs and an adapter's critic where the model computes."""
-    folder = saved_model(replicas, "places")
-    world = dividing(replicas, offload=True)
-    world.device = torch.device("meta")  # stands for a GPU
-    asked: list[Any] = []
-    load = loading._load
-
-    def recorded(*arguments: Any, **how: Any) -> Any:
-        asked.append(arguments[4]["device_map"])
-        return load(*arguments, **how)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "_load", recorded)
-        model = loading.load_model(folder, "meta", division=world)
-    assert asked == [{"": CPU}]
-    assert {each.device.type for each in model.parameters()} == {"cpu"}
-    assert {each.device.type for each in model.buffers()} == {"meta"}
-    assert loading.load_model(folder, division=dividing(replicas)).sharding.device == CPU  # type: ignore[union-attr]
 
 
 def gradients_are_summed_in_the_dtype_that_is_asked_for(replicas: Replicas) -> None:

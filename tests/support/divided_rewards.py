@@ -38,10 +38,6 @@ def loaded(folder: Path, replicas: Replicas, **how: Any) -> tuple[RewardModel, R
     return RewardModel.load(folder, **settings), RewardModel.load(folder, division=dividing(replicas), **settings)
 
 
-def answered(prompt: str, completion: str) -> RewardInput:
-    return RewardInput(prompt=prompt, completion=completion, answer=None)
-
-
 def a_divided_reward_model_scores_as_one_process_does(replicas: Replicas) -> None:
     """Every architecture, stored in either precision, however few answers there are."""
     for arch in ("qwen3", "gpt2", "gemma3_text"):
@@ -57,21 +53,6 @@ def a_divided_reward_model_scores_as_one_process_does(replicas: Replicas) -> Non
                 found, expected = ([each.value for each in model(inputs)] for model in (parts, alone))
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
                 assert len(set(replicas.together(lambda: tuple(found)))) == 1  # noqa: B023
-
-
-def the_replicas_share_the_answers(replicas: Replicas) -> None:
-    """Each of them computes half of the rows, in as many forward passes."""
-    _, parts = loaded(saved_classifier(replicas, "shared"), replicas)
-    rows, forward = list[int](), parts.forward
-
-    def counted(of: Any) -> torch.Tensor:
-        rows.append(len(of))
-        return forward(of)
-
-    parts.forward = counted  # type: ignore[method-assign]
-    parts([answered("7+8=", "1" * n) for n in range(30)])
-    assert sum(rows) <= 16
-    assert len(set(replicas.together(lambda: len(rows)))) == 1
 
 
 def comparisons(count: int, *, seed: int = 0) -> list[Comparison]:
@@ -148,21 +129,6 @@ def group_of(number: int) -> Group:
     answers = (str(number), str(number + 1))
     prompt = Prompt(id=f"{number}", text=f"{number}?", token_ids=(5,), answer=str(number))
     return Group(prompt=prompt, rollouts=tuple(rollout(3, 0.0, text=text) for text in answers))
-
-
-def an_adapter_of_a_reward_model_is_whole(replicas: Replicas) -> None:
-    """It is not divided, as its head is trained in a copy; nor are quantised weights."""
-    from outdo.models.adapter import adapter_config
-
-    folder = saved_classifier(replicas, "with-adapter")
-
-    def write() -> None:
-        RewardModel.load(folder, device="cpu", adapter=adapter_config("lora", r=2)).save(Path("adapter"))
-
-    replicas.from_first(write)
-    model = reward_model(RewardContext(world=dividing(replicas)), path="adapter", device="cpu")
-    assert not model.is_divided
-    assert not any(map(is_sharded, model.model.parameters()))  # type: ignore[union-attr]
 
 
 def faults_of_one_part_of_a_reward_model_are_named_by_all(replicas: Replicas) -> None:

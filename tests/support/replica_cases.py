@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import os
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,8 @@ from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part, whole
 
+Check = Callable[[Replicas], None]
+
 
 def run_replicas(count: int, body: Callable[[Replicas], None], folder: Path, *, timeout: float = 300.0) -> None:
     """Run `body` in `count` processes that are replicas of each other; an error in one of them fails the test."""
@@ -58,19 +61,37 @@ def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: st
         body(replicas)
 
 
+def run_checks(checks: list[Check], folder: Path, count: int = 2) -> dict[str, str]:
+    """Run checks one after the other in the same replicas; return the traceback of each, empty if it holds."""
+    run_replicas(count, _Checks(checks), folder)
+    return {
+        check.__name__: "\n".join((folder / f"{check.__name__}-{rank}").read_text() for rank in range(count)).strip()
+        for check in checks
+    }
+
+
+class _Checks:
+    def __init__(self, checks: list[Check]) -> None:
+        self.checks = checks
+
+    def __call__(self, replicas: Replicas) -> None:
+        for check in self.checks:
+            fault = ""
+            try:
+                check(replicas)
+            except Exception:
+                fault = traceback.format_exc()
+            Path(f"{check.__name__}-{replicas.rank}").write_text(fault)
+
+
 def random_shares(replicas: Replicas) -> None:
-    """Fifty batches of any shape: also fewer rows than replicas, and rows of very different lengths."""
-    _random_shares(replicas, shared, 50)
+    """Batches of any shape: also fewer rows than replicas, and rows of very different lengths."""
+    _random_shares(replicas, shared, 16)
 
 
 def random_shares_of_parts(replicas: Replicas) -> None:
     """The same with weights that are divided: no replica waits for one that has fewer micro-batches."""
-    _random_shares(replicas, divided, 15)
-
-
-def many_random_shares_of_parts(replicas: Replicas) -> None:
-    """Fifty batches of any shape, with weights that are divided."""
-    _random_shares(replicas, divided, 50)
+    _random_shares(replicas, divided, 8)
 
 
 def _random_shares(replicas: Replicas, make: Callable[[Policy, Replicas], Policy], batches: int) -> None:

@@ -76,8 +76,8 @@ def frozen_weights_of_parts(replicas: Replicas) -> None:
 
 def a_thread_of_the_first(replicas: Replicas) -> None:
     """The first replica samples, and evaluates, from copies, while the weights of the replicas are divided."""
-    for policy in (divided(fresh(), replicas), divided_adapter(replicas)):
-        _without_the_other(policy, replicas)
+    divided(fresh(), replicas)
+    _without_the_other(divided_adapter(replicas), replicas)
     assert replicas.together(lambda: replicas.rank) == [0, 1]
 
 

@@ -231,10 +231,7 @@ def _metrics(step: int, progress: float, random: numpy.random.Generator) -> dict
             "frac_reward_zero_std": 0.3 + 0.3 * progress,
         },
         **{"frac_all_right": 0.1 + 0.4 * progress, "frac_all_wrong": 0.3 * (1 - progress), "rewards/exact/mean": right},
-        **{
-            "rewards/format/mean": 0.9,
-            "completions/mean_length": 20 + 4 * progress,
-        },
+        **{"rewards/format/mean": 0.9, "completions/mean_length": 20 + 4 * progress},
         **{"completions/min_length": 8.0, "completions/max_length": 24.0, "completions/clipped_ratio": 0.02},
         **{"num_completions": 32.0, "num_scored": 32.0, "num_groups": 4.0, "num_trained_tokens": 640.0},
         **{"num_tokens": 640.0, "advantage": noise, "entropy": 0.9 * math.exp(-2 * progress) + abs(noise)},

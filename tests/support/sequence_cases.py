@@ -23,7 +23,6 @@ from outdo.extras.replicas.replicas import Replicas
 from outdo.extras.replicas.sharding import DividingReplicas
 from outdo.models.adapter import adapter_config
 from outdo.models.bundle import Models
-from outdo.models.critic import own_head
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.run.build.micro_batch_size import count_saved
@@ -33,11 +32,7 @@ from outdo.utils.errors import ModelError, OutdoError, WorkerError
 from outdo.utils.sharded_tensors import whole
 from outdo.utils.world import ALONE, World
 
-OBJECTIVES = {
-    "all terms": ALL_TERMS,
-    "gspo": replace(gspo(), entropy_bonus=0.01),
-    "grpo": grpo(beta=0.1),
-}
+OBJECTIVES = {"all terms": ALL_TERMS, "gspo": replace(gspo(), entropy_bonus=0.01), "grpo": grpo(beta=0.1)}
 
 
 def in_groups(replicas: Replicas, count: int | None = None) -> LockstepReplicas:
@@ -90,12 +85,6 @@ def updates_of_all_objectives(replicas: Replicas) -> None:
         assert_same_update(replicas, "qwen3", objective, 1e-6)
 
 
-def updates_in_float64(replicas: Replicas) -> None:
-    """In float64 nothing but the order of sums is left."""
-    for arch in ("qwen3", "llama"):
-        assert_same_update(replicas, arch, ALL_TERMS, 1e-12, dtype=torch.float64)
-
-
 def updates_of_other_architectures(replicas: Replicas) -> None:
     """Sliding windows, capped scores, learned positions, one head of keys and values, experts."""
     for arch in ("mistral", "gemma2", "gpt2"):
@@ -138,11 +127,6 @@ def batches_of_any_shape(replicas: Replicas) -> None:
     assert_close(updated(parts, batch)[1], updated(alone, batch)[1], 1e-6)
 
 
-def layers_that_are_computed_again(replicas: Replicas) -> None:
-    """The backward pass of gradient checkpointing repeats the exchanges, on all replicas alike."""
-    assert_same_update(replicas, "qwen3", ALL_TERMS, 1e-6, gradient_checkpointing=True)
-
-
 def models_beside_the_policy(replicas: Replicas) -> None:
     """Reference and critic, of whole weights, divided ones and adapters, compute and learn as in one process."""
     folder = saved_model(replicas, "whole")
@@ -155,22 +139,6 @@ def models_beside_the_policy(replicas: Replicas) -> None:
             )
             assert parts.is_divided == (isinstance(world, DividingReplicas) and not how)
             assert_same_models(alone, parts)
-
-
-def heads_of_a_critic(replicas: Replicas) -> None:
-    """A critic that reads the policy's hidden states trains its head on those of all replicas."""
-    batch = prepared()
-    returns = torch.rand(batch.token_ids.shape, generator=torch.Generator().manual_seed(1))
-    batch = batch.with_(truncated=torch.arange(len(batch)) % 3 > 0, returns=returns)
-    for world in (in_groups(replicas), divided_in_groups(replicas)):
-        folder = saved_model(replicas, "whole")
-        alone, parts = (own_head(Policy.load(folder, device="cpu", world=each)) for each in (ALONE, world))
-        for _ in range(2):
-            values = alone.values(batch)
-            assert_close(parts.values(batch), values, 1e-5)
-            assert_close(parts.end_values(batch), alone.end_values(batch), 1e-5)
-            taught = batch.with_(values=values)
-            assert parts.update(taught) == pytest.approx(alone.update(taught), rel=1e-4, abs=1e-5)
 
 
 def assert_same_models(alone: Models, parts: Models) -> None:

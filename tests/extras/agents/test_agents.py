@@ -29,10 +29,9 @@ from outdo.models.scorer import token_scores
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.environments.single_turn import SingleTurn
-from outdo.testing import ScriptedEngine, byte_bpe_tokenizer, tiny_model
-from outdo.types import Batch, Completion, FinishReason, Group, Rollout
-from outdo.utils.errors import EngineError, RewardError
+from outdo.testing import ScriptedEngine, tiny_model
+from outdo.types import Batch, FinishReason, Group, Rollout
+from outdo.utils.errors import EngineError
 
 Row = dict[str, Any]
 
@@ -66,39 +65,6 @@ def test_an_agent_with_the_openai_client_is_one_row_of_sampled_turns_and_results
     assert all(
         logprob == (-1.0 if own else 0.0) for logprob, own in zip(rollout.logprobs, rollout.loss_mask, strict=True)
     )
-
-
-def test_what_was_sampled_is_trained_even_where_no_tokenizer_would_write_it_so() -> None:
-    async def twice(row: Row, base_url: str, http_client: Any) -> float:
-        client = openai.AsyncOpenAI(base_url=base_url, api_key="any", http_client=http_client)
-        messages = list(row["messages"])
-        for _ in range(2):
-            answer = await client.chat.completions.create(model="any", messages=messages)
-            messages += [answer.choices[0].message, {"role": "user", "content": "Go on."}]
-        return 1.0
-
-    tokenizer = byte_bpe_tokenizer(["ab ab ab"] * 9)
-    tokenizer.chat_template = TEMPLATE
-    environment = agent(twice, tokenizer=tokenizer)
-    odd = [*tokenizer.encode("a"), *tokenizer.encode("b"), tokenizer.eos_token_id]
-    assert len(tokenizer.encode("ab")) == 1
-    (rollout,) = play(environment, [odd, "c"])
-    assert list(rollout.token_ids[: len(odd)]) == odd
-    assert texts(environment, rollout, sampled=False) == ["\n<|user|>Go on.<|end|>\n<|assistant|>"]
-    assert rollout.counts["agents/forks"] == 0
-
-
-def test_the_first_call_reads_the_prompt_that_a_question_without_an_agent_reads() -> None:
-    environment = agent(ask)
-    engine = ScriptedEngine(["5"] * 2, environment.template.tokenizer)
-    prompt = question(environment.template)
-    (group,) = environment.rollouts(engine, [prompt], 2, SAMPLING, step=1, purpose="train")
-    assert group.prompt == prompt
-    (single,) = SingleTurn(load_reward("exact")).rollouts(
-        ScriptedEngine(["5"] * 2, environment.template.tokenizer), [prompt], 2, SAMPLING, step=1, purpose="train"
-    )
-    assert [each.token_ids for each in group.rollouts] == [each.token_ids for each in single.rollouts]
-    assert [each.reward for each in group.rollouts] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -148,21 +114,6 @@ def test_a_history_that_is_rewritten_begins_a_conversation_which_is_trained_too(
     assert rollout.reward == 1.0
     assert rollout.counts["agents/forks"] == 1
     assert rollout.counts["agents/forked_tokens"] == len("four") + 1
-
-
-def test_a_call_that_goes_back_keeps_the_sampled_tokens_of_the_turns_that_it_shares() -> None:
-    def run(row: Row, base_url: str) -> float:
-        first = complete(base_url, messages=row["messages"]).choices[0].message
-        for way in ("left", "right"):
-            more = [first.model_dump(exclude_none=True), {"role": "user", "content": way}]
-            complete(base_url, messages=[*row["messages"], *more])
-        return 1.0
-
-    environment = agent(run)
-    (rollout,) = play(environment, ["begin", "a", "a longer answer"])
-    assert texts(environment, rollout, sampled=True) == ["begin<|end|>", "a longer answer<|end|>", "a<|end|>"]
-    assert rollout.counts["agents/forks"] == 1
-    assert rollout.counts["agents/forked_tokens"] == len("a") + 1
 
 
 def test_agents_that_write_different_prompts_share_what_is_equal_in_them() -> None:
@@ -246,17 +197,6 @@ def test_a_call_may_ask_for_fewer_tokens_and_for_texts_at_which_the_answer_ends(
         ("ab", "stop"),
     ]
     assert stops == [(), (), ("c",)]
-
-
-def test_other_settings_of_sampling_are_not_used_and_counted() -> None:
-    def run(row: Row, base_url: str) -> float:
-        for wanted in ({}, {"temperature": 1.0, "top_p": 1.0}, {"temperature": 0.2}, {"presence_penalty": 1.0}):
-            request = {"messages": row["messages"], **wanted}
-            complete(base_url, **request)
-        return 1.0
-
-    (rollout,) = play(agent(run), lambda _: "a")
-    assert rollout.counts["agents/overridden"] == 2
 
 
 # ------------------------------------------------------------------------------------------------------------ the wire
@@ -378,36 +318,6 @@ def test_a_request_that_cannot_be_trained_is_refused_in_one_sentence(body: Any, 
     assert rollout.reward == 1.0
 
 
-def test_calls_of_tools_are_text_where_they_cannot_be_read_or_are_not_wanted() -> None:
-    seen: list[Any] = []
-
-    def run(row: Row, base_url: str) -> float:
-        for choice in ("auto", "none"):
-            request: Row = {"messages": row["messages"], "tools": [ADD], "tool_choice": choice}
-            seen.append(complete(base_url, **request).choices[0].message)
-        return 1.0
-
-    broken, sound = "<tool_call>{add}</tool_call>", call("add", a=2, b=3)
-    (rollout,) = play(agent(run), [broken, sound])
-    assert [(each.content, each.tool_calls) for each in seen] == [(broken, None), (sound, None)]
-    assert rollout.counts["agents/unparsed"] == 1
-
-
-def test_parts_of_text_and_the_role_of_a_developer_are_read() -> None:
-    async def run(row: Row, base_url: str, http_client: Any) -> bool:
-        client = openai.AsyncOpenAI(base_url=base_url, api_key="any", http_client=http_client)
-        parts: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-        messages: Any = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": parts}]
-        return bool(await client.chat.completions.create(model="any", messages=messages))
-
-    environment = agent(run)
-    engine = ScriptedEngine(["c"], environment.template.tokenizer)
-    (group,) = environment.rollouts(engine, [question(environment.template)], 1, SAMPLING, step=1, purpose="train")
-    read = str(environment.template.tokenizer.decode(group.prompt.token_ids))
-    assert read == "<|system|>Be short.<|end|>\n<|user|>ab<|end|>\n<|assistant|>"
-    assert (group.rollouts[0].reward, group.rollouts[0].right) == (1.0, True)
-
-
 # --------------------------------------------------------------------------------------------------------- the rewards
 
 
@@ -423,16 +333,6 @@ def test_an_agent_returns_its_reward_in_several_forms(returned: Any, reward: flo
     (rollout,) = play(agent(run), ["5"])
     assert (rollout.reward, rollout.right) == (reward, right)
     assert rollout.reward_parts == {"environment": reward}
-
-
-def test_the_reward_of_the_recipe_is_added_and_reads_the_last_answer_and_all_messages() -> None:
-    def score(completion: str, messages: list[Row]) -> float:
-        assert [each["role"] for each in messages] == ["assistant", "tool", "assistant"]
-        return float(completion == "It is 5.")
-
-    environment = agent(use_tools, reward=load_reward(score))
-    (rollout,) = play(environment, [call("add", a=2, b=3), "It is 5."])
-    assert (rollout.reward, rollout.reward_parts) == (2.0, {"score": 1.0, "environment": 1.0})
 
 
 def test_an_agent_without_a_reward_is_scored_by_the_recipe_and_otherwise_not_at_all() -> None:
@@ -485,29 +385,6 @@ def test_an_asynchronous_agent_that_is_late_is_cancelled_and_has_timed_out() -> 
     assert all(cancelled.acquire(timeout=600) for _ in range(2))
 
 
-def test_agents_that_fail_too_often_stop_the_run_with_the_first_reason() -> None:
-    environment = agent(broken)
-    with pytest.raises(RewardError, match="ValueError: out of ink"):
-        play(environment, lambda _: "a", prompts=[question(environment.template, "raises")])
-
-
-def test_a_plain_agent_that_is_late_gets_no_further_answer() -> None:
-    ended, refused = threading.Event(), threading.Semaphore(0)
-
-    def run(row: Row, base_url: str) -> float:
-        assert ended.wait(600)
-        try:
-            complete(base_url, messages=row["messages"])
-        except openai.NotFoundError:
-            refused.release()
-        return 1.0
-
-    (rollout, _) = play(agent(run, timeout=0.2, max_failed=1), [], n=2)
-    assert rollout.status == "timed_out"
-    ended.set()
-    assert all(refused.acquire(timeout=600) for _ in range(2))
-
-
 def test_an_engine_that_fails_leaves_no_agent_waiting() -> None:
     refused = threading.Semaphore(0)
 
@@ -521,12 +398,6 @@ def test_an_engine_that_fails_leaves_no_agent_waiting() -> None:
     with pytest.raises(EngineError, match="the script has 0 answers"):
         play(agent(run), [], n=4)
     assert all(refused.acquire(timeout=600) for _ in range(4))
-
-
-def test_an_answer_that_the_engine_abandons_is_not_taken_for_a_finished_one() -> None:
-    abandoned = Completion(token_ids=(70,), logprobs=(-1.0,), finish_reason=FinishReason.abort, policy_version=0)
-    (rollout,) = play(agent(ask), [abandoned])
-    assert (rollout.finish_reason, rollout.token_ids) == (FinishReason.abort, (70,))
 
 
 def test_at_most_so_many_agents_are_at_work_at_once() -> None:
@@ -625,22 +496,6 @@ def test_calls_that_an_agent_makes_at_the_same_time_have_the_same_tokens_in_any_
         environment.rollouts(BuiltinEngine(policy), [prompt], 1, SAMPLING, step=1, purpose="train")
     assert found[0] == found[1]
     assert len(set(found[0].values())) == 3
-
-
-def test_the_same_call_again_has_random_numbers_of_its_own() -> None:
-    streams: list[Any] = []
-
-    def run(row: Row, base_url: str) -> float:
-        for _ in range(2):
-            complete(base_url, messages=row["messages"])
-        return 1.0
-
-    def script(request: Any) -> str:
-        streams.append(request.stream)
-        return "a"
-
-    play(agent(run), script, n=2)
-    assert len(set(streams)) == 4
 
 
 def test_the_arguments_that_an_agent_is_given_are_those_that_a_recipe_may_not_set() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from agent_cases import agent, ask, play
+from agent_cases import agent, play
 from engine_cases import fresh
 from episode_cases import TEMPLATE, question, tool_tokenizer
 from policy_cases import double, updated
@@ -187,11 +187,6 @@ def test_an_answer_that_is_sampled_twice_to_the_same_call_is_two_turns() -> None
     assert batch.totals.tokens == 2 * (len("the same") + 1)
     (fork,) = rollout.forks
     assert fork == (len(prompt.token_ids) + len("the same") + 1, len(prompt.token_ids) - 2)
-
-
-def test_a_batch_of_single_conversations_has_no_forks() -> None:
-    rollouts = play(agent(ask), ["5", "6"], n=2)
-    assert Batch.from_groups([Group(prompt=question(agent(ask).template), rollouts=tuple(rollouts))]).previous is None
 
 
 def test_the_routes_of_an_episode_are_those_of_its_conversations() -> None:

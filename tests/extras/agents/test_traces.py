@@ -47,10 +47,6 @@ def test_a_trace_may_be_an_object_with_model_dump() -> None:
     assert row.token_ids == (2,)
 
 
-def test_a_trace_without_a_token_to_train_has_no_row() -> None:
-    assert read_openenv_trace({"turns": [turn("a", [1], [2], mask=[0])]}) == []
-
-
 @pytest.mark.parametrize(
     ("change", "mistake"),
     [

@@ -1,59 +1,94 @@
-"""No value of a setting of another library ends in a traceback, or in a recipe that is not TOML."""
+"""Every setting of another library has an effect or a remark, and no value of it ends in a traceback or in no TOML."""
 
 import math
 import tomllib
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outdo.extras.convert.conversion import table_of, written_recipe
+from outdo.config.file import RecipeError, load
+from outdo.extras.convert.conversion import Conversion, table_of, written_recipe
 from outdo.extras.convert.openrlhf import convert_openrlhf
 from outdo.extras.convert.trl import convert_trl
-from outdo.extras.convert.verl import convert_verl
+from outdo.extras.convert.verl import ACTOR, LOSS, MODEL, convert_verl
 from outdo.utils.text import dotted
 
 ODD: tuple[Any, ...] = (
-    None,
-    "",
-    "x",
-    'a"\n\\',
-    True,
-    0,
-    -1,
-    10**30,
-    1e-300,
-    math.inf,
-    math.nan,
-    [],
-    [1, "a"],
-    {"a": 1},
+    *(None, "", "x", 'a"\n\\', True, 0, -1, 10**30, 1e-300, math.inf, math.nan, [], [1, "a"], {"a": 1}),
+    *(False, 2, 0.5, "other", "User: {}", [0.8, 0.9], ["q_proj"]),
 )
 CONVERTERS = {"trl": convert_trl, "verl": convert_verl, "openrlhf": convert_openrlhf}
+NEEDED: dict[str, dict[str, Any]] = {
+    "trl": {"model_name_or_path": "m", "dataset_name": "x.jsonl"},
+    "verl": {
+        f"{MODEL}.path": "m",
+        "data.train_files": "x.parquet",
+        "data.train_batch_size": 256,
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.rollout.n": 4,
+    },
+    "openrlhf": {
+        "pretrain": "m",
+        "prompt_data": "x.jsonl",
+        "advantage_estimator": "group_norm",
+        "n_samples_per_prompt": 4,
+    },
+}
 BRANCHES: dict[str, list[dict[str, Any]]] = {  # settings that give others a meaning
     "trl": [
         {},
         {"use_vllm": True, "use_adaptive_entropy": True, "beta": 0.1, "sync_ref_model": True, "use_peft": True},
+        {"reward_funcs": ["accuracy_reward", "think_format_reward"], "loss_type": "sapo"},
+        {"dataset_name": "openai/gsm8k", "eval_strategy": "steps", "loss_type": "vespo"},
     ],
     "verl": [
         {},
-        {
-            "algorithm.use_kl_in_reward": True,
-            "algorithm.kl_ctrl.type": "adaptive",
-            "actor_rollout_ref.model.lora_rank": 8,
-        },
-        {"algorithm.filter_groups.enable": True, "algorithm.adv_estimator": "grpo"},
+        {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive", f"{MODEL}.lora_rank": 8},
+        {"algorithm.filter_groups.enable": True, f"{LOSS}.loss_mode": "clip_cov"},
+        {"algorithm.rollout_correction.rollout_is": "token", f"{LOSS}.loss_mode": "kl_cov"},
+        {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.optim.lr_scheduler_type": "cosine", f"{LOSS}.loss_mode": "sapo"},
+        {"algorithm.adv_estimator": "gae", "data.val_files": "y.parquet"},
     ],
-    "openrlhf": [{}, {"kl_target": 0.1, "dynamic_filtering": True, "lora_rank": 8, "overlong_buffer_len": 64}],
+    "openrlhf": [
+        {},
+        {"kl_target": 0.1, "dynamic_filtering": True, "lora_rank": 8, "overlong_buffer_len": 64, "use_wandb": "key"},
+        {"advantage_estimator": "gae"},
+        {"eval_dataset": "y.jsonl", "eval_steps": 5, "enable_vllm_is_correction": True},
+    ],
 }
 
 
+NAMES_OF_A_RUN = {"wandb_project", "wandb_run_name"}
+"""A tracker of outdo names a run after its folder, and these settings are left out."""
+
+
 @pytest.mark.parametrize("library", CONVERTERS)
-def test_an_odd_value_is_a_mistake_or_a_recipe(library: str) -> None:
-    table = table_of(library)
+def test_every_setting_has_an_effect_or_a_remark_and_an_odd_value_is_a_mistake_or_a_recipe(
+    library: str, tmp_path: Path
+) -> None:
+    table, convert = table_of(library), CONVERTERS[library]
+    plain = [convert(NEEDED[library] | branch, rows=20_000) for branch in BRANCHES[library]]
+    settings = [*dict(dotted(table["defaults"])), *table.get("others", "").split()]
     further = ["train_dataset", "eval_dataset", "tools", "peft_config", "datasets"] if library == "trl" else []
-    for name in [*dict(dotted(table["defaults"])), *table["numbers"].split(), *further]:
-        for value in ODD:
-            for branch in BRANCHES[library]:
-                conversion = CONVERTERS[library](branch | {name: value}, rows=1000)
-                if not conversion.mistakes and branch == {}:
-                    tomllib.loads(written_recipe(conversion, "Converted."))
+    for name in dict.fromkeys([*settings, *table["numbers"].split(), *further]):
+        has_effect = name in NAMES_OF_A_RUN or name not in settings
+        for value, (branch, before) in product(ODD, zip(BRANCHES[library], plain, strict=True)):
+            if branch and has_effect:
+                continue
+            conversion = convert(NEEDED[library] | branch | {name: value}, rows=20_000)
+            if not conversion.mistakes:
+                tomllib.loads(written_recipe(conversion, "Converted."))
+                changed = (conversion.settings, conversion.remarks) != (before.settings, before.remarks)
+                has_effect = has_effect or (changed and loads(conversion, tmp_path / "recipe.toml"))
+        assert has_effect, name
+
+
+def loads(conversion: Conversion, path: Path) -> bool:
+    path.write_text(written_recipe(conversion, "Converted."), encoding="utf-8")
+    try:
+        load(path)
+    except RecipeError:  # an odd value may be no value of outdo's
+        return False
+    return True

@@ -8,43 +8,13 @@ import torch
 from toys import batch_of, rollout
 
 from outdo.config.file import load
-from outdo.extras.convert.conversion import table_of, written_recipe
+from outdo.extras.convert.conversion import written_recipe
 from outdo.extras.convert.openrlhf import ADVANTAGES, convert_openrlhf
 from outdo.extras.convert.reading import openrlhf_settings
 from outdo.run.build.method import advantage_of, objective_of
 from outdo.types import TokenScores
 
-TABLE = table_of("openrlhf")
 NEEDED = {"pretrain": "m", "prompt_data": "x.jsonl", "advantage_estimator": "group_norm", "n_samples_per_prompt": 4}
-WITH: dict[str, dict[str, Any]] = {
-    "advantage_estimator": {"advantage_estimator": "rloo"},
-    "policy_loss_type": {"policy_loss_type": "gspo"},
-    "kl_estimator": {"kl_estimator": "k3"},
-    "kl_horizon": {"kl_horizon": 500, "kl_target": 0.1},
-    "prompt_split": {"prompt_split": "all", "prompt_data": "owner/name"},
-    "lr_scheduler": {"lr_scheduler": "constant"},
-    "adam_betas": {"adam_betas": [0.8, 0.9]},
-    "reward_clip_range": {"reward_clip_range": [-1, 1]},
-    "dynamic_filtering_reward_range": {"dynamic_filtering_reward_range": [0, 2], "dynamic_filtering": True},
-    "train_batch_size": {"train_batch_size": 256},
-    "max_samples": {"max_samples": 500},
-    "overlong_penalty_factor": {"overlong_penalty_factor": 0.5, "overlong_buffer_len": 128},
-    "vllm_is_truncated_threshold": {"vllm_is_truncated_threshold": 3.0, "enable_vllm_is_correction": True},
-    "eval_steps": {"eval_steps": 5, "eval_dataset": "y.jsonl"},
-    "eval_n_samples_per_prompt": {"eval_n_samples_per_prompt": 2, "eval_steps": 5, "eval_dataset": "y.jsonl"},
-    "l2": {"l2": 0.1},
-    "top_p": {"top_p": 0.9},
-    "save_steps": {"save_steps": 5},
-    "lora_rank": {"lora_rank": 8},
-    "lora_alpha": {"lora_rank": 8, "lora_alpha": 8},
-    "lora_dropout": {"lora_rank": 8, "lora_dropout": 0.1},
-    "load_in_4bit": {"lora_rank": 8, "load_in_4bit": True},
-    "target_modules": {"lora_rank": 8, "target_modules": ["q_proj"]},
-}
-for _name in ("gamma", "lambd", "value_clip", "critic_learning_rate", "freezing_actor_steps"):
-    WITH[_name] = {_name: 4 if _name == "freezing_actor_steps" else 0.25, "advantage_estimator": "gae"}
-PLACES = {"save_path", "ckpt_path", "max_ckpt_num"}
-"""Where checkpoints are, and how many: outdo keeps two in the folder of the run."""
 
 
 def recipe_of(written: dict[str, Any], folder: Path, **options: Any) -> Any:
@@ -53,17 +23,6 @@ def recipe_of(written: dict[str, Any], folder: Path, **options: Any) -> Any:
     path = folder / "recipe.toml"
     path.write_text(written_recipe(conversion, "Converted."), encoding="utf-8")
     return load(path)
-
-
-@pytest.mark.parametrize("name", sorted(TABLE["defaults"].keys() - PLACES))
-def test_no_flag_of_the_table_is_left_out_without_a_word(name: str, tmp_path: Path) -> None:
-    default = TABLE["defaults"][name]
-    other = not default if isinstance(default, bool) else 2 * default if isinstance(default, int | float) else "other"
-    written = NEEDED | WITH.get(name, {name: other})
-    plain = NEEDED if name in NEEDED else {each: value for each, value in written.items() if each != name}
-    recipe_of(written, tmp_path, rows=20_000)
-    changed, before = convert_openrlhf(written, rows=20_000), convert_openrlhf(plain, rows=20_000)
-    assert changed.settings != before.settings or changed.remarks != before.remarks
 
 
 @pytest.mark.parametrize("estimator", ["gae", *ADVANTAGES])

@@ -109,11 +109,7 @@ def test_reward_functions_get_a_file_of_their_own_with_what_they_use(script, tmp
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [
-        ("def f(:", "not Python"),
-        ("print(1)", "nothing calls GRPOTrainer(...)"),
-        ("\0", "not Python"),
-    ],
+    [("def f(:", "not Python"), ("print(1)", "nothing calls GRPOTrainer(...)"), ("\0", "not Python")],
 )
 def test_a_file_that_is_no_such_script_is_refused_in_a_sentence(text, sentence, tmp_path):
     path = tmp_path / "script.py"
@@ -137,17 +133,3 @@ def test_names_that_are_bound_to_themselves_end(tmp_path):
         "line 4: b: no function that a recipe can name; write it as `def`",
         "line 4: train_dataset: no load_dataset(...) was found; name a file or a data set of the Hub",
     ]
-
-
-def test_a_split_and_a_file_are_named_as_outdo_names_them(tmp_path):
-    path = tmp_path / "script.py"
-    for call, expected in (
-        ('load_dataset("json", data_files="a.jsonl")', "a.jsonl"),
-        ('load_dataset("json", data_files={"train": "a.jsonl", "test": "b.jsonl"}, split="train")', "a.jsonl"),
-        ('load_dataset("owner/name", split="train[:100]")', "owner/name:train[:100]"),
-        ('load_dataset("owner/name")["train"].shuffle(seed=1)', "owner/name:train"),
-    ):
-        path.write_text(f'data = {call}\nGRPOTrainer("m", len, GRPOConfig("run"), data)\n', encoding="utf-8")
-        script = read_script(path)
-        assert script.written["train_dataset"] == expected
-        assert script.written["output_dir"] == "run"

@@ -8,80 +8,15 @@ import torch
 from toys import batch_of, rollout
 
 from outdo.config.file import load
-from outdo.extras.convert.conversion import table_of, written_recipe
+from outdo.extras.convert.conversion import written_recipe
 from outdo.extras.convert.reading import verl_settings
-from outdo.extras.convert.verl import ACTOR, ADVANTAGES, DIVERGENCES, LOSS, MODEL, OWN_MEAN, WEIGHTS, convert_verl
+from outdo.extras.convert.verl import ACTOR, LOSS, MODEL, OWN_MEAN, WEIGHTS, convert_verl
 from outdo.run.build.method import advantage_of, objective_of
 from outdo.types import TokenScores
 from outdo.utils.errors import UserError
-from outdo.utils.text import dotted
 
-DEFAULTS = dict(dotted(table_of("verl")["defaults"]))
 NEEDED = {f"{MODEL}.path": "m", "data.train_files": "x.parquet", "actor_rollout_ref.rollout.n": 4}
 GRPO = NEEDED | {"algorithm.adv_estimator": "grpo", "data.train_batch_size": 256}
-
-WITH: dict[str, dict[str, Any]] = {
-    f"{ACTOR}.clip_ratio": {f"{ACTOR}.clip_ratio": 0.3},
-    f"{ACTOR}.tau_pos": {f"{ACTOR}.tau_pos": 2.0, f"{LOSS}.loss_mode": "sapo"},
-    f"{ACTOR}.tau_neg": {f"{ACTOR}.tau_neg": 2.0, f"{LOSS}.loss_mode": "sapo"},
-    f"{ACTOR}.loss_agg_mode": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
-    f"{ACTOR}.kl_loss_coef": {f"{ACTOR}.kl_loss_coef": 0.1, f"{ACTOR}.use_kl_loss": True},
-    f"{ACTOR}.kl_loss_type": {f"{ACTOR}.kl_loss_type": "mse", f"{ACTOR}.use_kl_loss": True},
-    f"{ACTOR}.optim.lr_warmup_steps_ratio": {f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.1},
-    f"{ACTOR}.optim.lr_scheduler_type": {f"{ACTOR}.optim.lr_scheduler_type": "cosine"},
-    f"{ACTOR}.optim.min_lr_ratio": {f"{ACTOR}.optim.min_lr_ratio": 0.1, f"{ACTOR}.optim.lr_scheduler_type": "cosine"},
-    f"{ACTOR}.optim.lr_warmup_steps": {f"{ACTOR}.optim.lr_warmup_steps": 5},
-    f"{ACTOR}.optim.betas": {f"{ACTOR}.optim.betas": [0.9, 0.95]},
-    f"{ACTOR}.ppo_mini_batch_size": {f"{ACTOR}.ppo_mini_batch_size": 64},
-    f"{LOSS}.loss_mode": {f"{LOSS}.loss_mode": "gspo"},
-    "actor_rollout_ref.rollout.top_k": {"actor_rollout_ref.rollout.top_k": 20},
-    "data.train_max_samples": {"data.train_max_samples": 100},
-    "trainer.save_freq": {"trainer.save_freq": 7},
-    "trainer.test_freq": {"trainer.test_freq": 7, "data.val_files": "y.parquet"},
-    "actor_rollout_ref.rollout.top_p": {"actor_rollout_ref.rollout.top_p": 0.9},
-    "trainer.critic_warmup": {"trainer.critic_warmup": 3, "algorithm.adv_estimator": "gae"},
-    "algorithm.adv_estimator": {"algorithm.adv_estimator": "rloo"},
-    "algorithm.use_kl_in_reward": {"algorithm.use_kl_in_reward": True},
-    "algorithm.filter_groups.max_num_gen_batches": {
-        "algorithm.filter_groups.enable": True,
-        "algorithm.filter_groups.max_num_gen_batches": 4,
-    },
-    "algorithm.rollout_correction.rollout_is_threshold": {
-        "algorithm.rollout_correction.rollout_is": "token",
-        "algorithm.rollout_correction.rollout_is_threshold": 3.0,
-    },
-    f"{MODEL}.lora_rank": {f"{MODEL}.lora_rank": 8},
-    f"{MODEL}.lora_alpha": {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora_alpha": 8},
-    f"{MODEL}.target_modules": {f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": ["q_proj"]},
-    "data.prompt_key": {"data.prompt_key": "question"},
-    "data.truncation": {"data.truncation": "left"},
-    "data.val_files": {"data.val_files": "y.parquet"},
-    "actor_rollout_ref.rollout.multi_turn.enable": {"actor_rollout_ref.rollout.multi_turn.enable": True},
-    f"{ACTOR}.optim.optimizer": {f"{ACTOR}.optim.optimizer": "SOAP"},
-}
-for _name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"):
-    WITH[f"{LOSS}.{_name}"] = {f"{LOSS}.loss_mode": "clip_cov", f"{LOSS}.{_name}": 2.0 if "lb" in _name else 0.5}
-WITH[f"{LOSS}.clip_cov_ub"][f"{LOSS}.clip_cov_ub"] = 7.0
-for _name in ("kl_cov_ratio", "ppo_kl_coef"):
-    WITH[f"{LOSS}.{_name}"] = {f"{LOSS}.{_name}": 0.05, f"{LOSS}.loss_mode": "kl_cov"}
-for _name in ("type", "kl_coef", "horizon", "target_kl"):
-    _value: Any = "adaptive" if _name == "type" else 0.5 if _name != "horizon" else 500
-    WITH[f"algorithm.kl_ctrl.{_name}"] = {
-        "algorithm.use_kl_in_reward": True,
-        "algorithm.kl_ctrl.type": "adaptive",
-        f"algorithm.kl_ctrl.{_name}": _value,
-    }
-WITH["algorithm.kl_penalty"] = {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "low_var_kl"}
-for _name in ("algorithm.gamma", "algorithm.lam", "critic.cliprange_value", "critic.optim.lr"):
-    WITH[_name] = {_name: 0.25, "algorithm.adv_estimator": "gae"}
-WITH["critic.model.path"] = {"critic.model.path": "c", "algorithm.adv_estimator": "gae"}
-
-
-def sample(name: str) -> Any:
-    default = DEFAULTS[name]
-    if isinstance(default, bool):
-        return not default
-    return 2 * default + (default == 0) if isinstance(default, int | float) else "other"
 
 
 def recipe_of(written: dict[str, Any], folder: Path, **options: Any) -> Any:
@@ -92,33 +27,10 @@ def recipe_of(written: dict[str, Any], folder: Path, **options: Any) -> Any:
     return load(path)
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_no_setting_of_the_table_is_left_out_without_a_word(name: str, tmp_path: Path) -> None:
-    written = GRPO | WITH.get(name, {name: sample(name)})
-    plain = {each: value for each, value in written.items() if each != name}
-    if name in GRPO:
-        plain = GRPO
-    recipe_of(written, tmp_path)
-    changed, before = convert_verl(written), convert_verl(plain)
-    assert changed.settings != before.settings or changed.remarks != before.remarks
-
-
 @pytest.mark.parametrize("mode", ["vanilla", *OWN_MEAN, "cispo", "clip_cov", "kl_cov", "gpg", "dppo_tv"])
 @pytest.mark.parametrize("agg", WEIGHTS)
 def test_every_loss_and_mean_loads(mode: str, agg: str, tmp_path: Path) -> None:
     recipe_of(GRPO | {f"{LOSS}.loss_mode": mode, f"{ACTOR}.loss_agg_mode": agg}, tmp_path)
-
-
-@pytest.mark.parametrize("estimator", [*ADVANTAGES, "gae", "grpo", "grpo_passk", "reinforce_plus_plus"])
-def test_every_advantage_loads(estimator: str, tmp_path: Path) -> None:
-    recipe_of(GRPO | {"algorithm.adv_estimator": estimator}, tmp_path)
-
-
-@pytest.mark.parametrize("kind", DIVERGENCES)
-def test_every_estimator_of_kl_loads(kind: str, tmp_path: Path) -> None:
-    written = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": kind}
-    assert recipe_of(GRPO | written, tmp_path).train.objective.options["divergence"] == DIVERGENCES[kind]
-    recipe_of(GRPO | {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": kind}, tmp_path)
 
 
 def test_a_default_of_verl_that_is_not_the_one_of_outdo_is_written(tmp_path: Path) -> None:
@@ -136,12 +48,6 @@ def test_a_default_of_verl_that_is_not_the_one_of_outdo_is_written(tmp_path: Pat
     assert recipe.steps == 30 * 7
     assert recipe.sampling.max_tokens == 512
     assert recipe.optim.algorithm.options["weight_decay"] == 0.01
-
-
-def test_only_clip_ratio_is_told_to_have_no_effect(tmp_path: Path) -> None:
-    conversion = convert_verl(GRPO | {f"{ACTOR}.clip_ratio": 0.3})
-    assert conversion.settings["train.objective"]["clip_low"] == 0.2
-    assert any(remark.startswith(f"{ACTOR}.clip_ratio = 0.3: verl uses") for remark in conversion.remarks)
 
 
 def test_all_mistakes_are_reported_at_once_with_the_nearest_name() -> None:

@@ -50,16 +50,6 @@ def test_what_was_there_before_a_finding_is_not_its_symptom() -> None:
     assert roots(merged(later, steps((30, {"step_kl": 2.0})))) == ["steps_too_large"]
 
 
-def test_a_later_rule_explains_only_what_was_seen_after_it() -> None:
-    truncated = steps((30, {"completions/clipped_ratio": 0.5}))
-    assert roots(merged(truncated, steps((2, {}), (28, {"step_kl": 2.0})))) == ["truncation", "steps_too_large"]
-
-
-def test_of_findings_that_explain_each_other_the_first_in_causal_order_is_the_cause() -> None:
-    both = merged(steps((20, {"entropy": [0.1, *[1.0] * 19]})), steps((3, {}), (17, {"kl": 2.0})))
-    assert roots(both) == ["kl_explosion"]
-
-
 def settings_of(advice: str) -> set[tuple[str, str]]:
     """What a reader of the advice does: pairs of `raise` or `lower`, and a setting."""
     direct = {(way.lower(), name) for way, name in re.findall(r"\b(raise|lower) (?:the )?([\w.]*\w)", advice, re.I)}
@@ -120,27 +110,13 @@ def test_no_report_raises_and_lowers_one_setting(seed: int, objective: dict[str,
     assert all(each.advice for each in found if not each.cause and each.level != "good")
 
 
-def test_the_random_runs_have_findings_whose_advice_would_contradict_others() -> None:
-    """Else the test above tests nothing."""
-    runs = [diagnose(random_run(Random(seed)), recipe=GRPO) for seed in range(1000)]
-    assert len({each.rule for found in runs for each in found}) > 0.8 * len(RULES)
-    assert any("follow it first" in each.advice for found in runs for each in found)
-
-
 def test_advice_that_contradicts_an_earlier_cause_points_to_it() -> None:
     lines = merged(
-        steps((9, {"moved_not": 0.95}), (21, {"moved_not": 0.1})),
-        steps((20, {}), (9, {"clip_ratio/region_mean": 0.6})),
+        steps((9, {"moved_not": 0.95}), (21, {"moved_not": 0.1})), steps((20, {}), (9, {"clip_ratio/region_mean": 0.6}))
     )
     first, second = diagnose(lines, recipe=GRPO)
     assert (first.rule, second.rule) == ("steps_too_small", "clipped_too_much")
     assert second.advice == "The advice above (steps_too_small) changes train.passes: follow it first, and look again."
-
-
-def test_steps_that_hardly_move_a_token_are_not_also_reported_as_too_large() -> None:
-    """At a learning rate of 1e-7 what moves is noise, and half of it moves against its push."""
-    noise = {"moved_not": 0.8, "attained": jumping(-0.3, -0.06), "moved_wrong_way": 0.6, "overshoot": 0.3}
-    assert roots(steps((20, noise))) == ["steps_too_small"]
 
 
 def test_a_condition_that_returns_is_one_finding() -> None:
@@ -148,9 +124,3 @@ def test_a_condition_that_returns_is_one_finding() -> None:
     (found,) = diagnose(lines)
     assert (found.first, found.last, found.spells) == (1, 9592, 600)
     assert found.steps == "steps 1 to 9,592, 600 times"
-
-
-def test_a_gap_of_two_steps_does_not_end_a_range_and_one_of_three_does() -> None:
-    high, low = {"completions/clipped_ratio": 0.9}, {"completions/clipped_ratio": 0.0}
-    assert [each.spells for each in diagnose(steps((5, high), (2, low), (5, high)))] == [1]
-    assert [each.spells for each in diagnose(steps((5, high), (3, low), (5, high)))] == [2]

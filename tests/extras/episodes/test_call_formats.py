@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chat_templates import BEGIN, PAGE, names, tables, template_of
-from outdo.extras.episodes.call_formats import CALL_FORMATS, find_calls, split_thought
+from outdo.extras.episodes.call_formats import CALL_FORMATS, find_calls
 from outdo.extras.episodes.template import Template
 from outdo.extras.episodes.tools import as_tool
 
@@ -139,24 +139,6 @@ def test_lists_of_python_calls_may_have_values_of_python_and_of_json() -> None:
         {"name": "g.h", "arguments": {}},
     ]
     assert content == "Yes."
-
-
-@pytest.mark.parametrize(
-    ("form", "text", "thought", "rest"),
-    [
-        ("gemma", "<|channel>thought\nI call:f{}\n<channel|>Yes.", "I call:f{}", "Yes."),
-        (
-            "harmony",
-            "<|channel|>analysis<|message|>to=functions.f<|message|>{}<|end|><|start|>assistant"
-            "<|channel|>final<|message|>Yes.",
-            "to=functions.f<|message|>{}",
-            "Yes.",
-        ),
-        ("hermes", "Yes.", "", "Yes."),
-    ],
-)
-def test_thinking_is_no_part_of_the_text(form: str, text: str, thought: str, rest: str) -> None:
-    assert split_thought(form, text) == (thought, rest)
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gptoss"])

@@ -6,25 +6,22 @@ import random
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future, wait
 from typing import Any
 
 import pytest
 import torch
 from episode_cases import TEMPLATE, add, call, dialogue, fail, question, tool_tokenizer, wait_for
 
-from outdo.extras.episodes.adapt import adapt
 from outdo.extras.episodes.dialogue import Dialogue
-from outdo.extras.episodes.episode import LateError, Player, Reply, call_within
-from outdo.extras.episodes.tools import ToolBox
+from outdo.extras.episodes.episode import Reply
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.testing import ARCHITECTURES, ScriptedEngine, tiny_model
-from outdo.types import Batch, Completion, FinishReason, Group, Rollout
-from outdo.utils.errors import RewardError, UserError
+from outdo.testing import ScriptedEngine, tiny_model
+from outdo.types import Batch, FinishReason, Group, Rollout
+from outdo.utils.errors import UserError
 
 SAMPLING = SamplingParams(max_tokens=400)
 
@@ -111,22 +108,6 @@ def test_an_episode_ends_at_its_limit_of_turns_after_its_environment_has_seen_th
     assert rollout.finish_reason is FinishReason.turns
 
 
-def test_an_episode_ends_at_the_end_of_the_models_context() -> None:
-    environment = dialogue(lambda: Counting(9))
-    prompt = question(environment.template)
-    environment.context = len(prompt.token_ids) + 30
-    (rollout,) = play(environment, lambda _: "abcdefgh")
-    assert len(rollout.token_ids) <= 30
-    assert rollout.finish_reason is FinishReason.length
-
-
-def test_an_answer_that_the_engine_abandons_ends_the_episode() -> None:
-    environment = dialogue(lambda: Counting(9))
-    abandoned = Completion(token_ids=(70,), logprobs=(-1.0,), finish_reason=FinishReason.abort, policy_version=0)
-    (rollout,) = play(environment, [abandoned])
-    assert (rollout.finish_reason, rollout.token_ids) == (FinishReason.abort, (70,))
-
-
 # --------------------------------------------------------------------------------------------------------- the rewards
 
 
@@ -180,11 +161,9 @@ def test_a_reward_function_reads_the_last_turn_and_may_read_all_messages() -> No
         (call("ad", a=1, b=2), "unknown", "error: there is no tool ad; did you mean add?"),
         (call("multiply", a=1, b=2), "unknown", "error: there is no tool multiply; there are add, fail, wait_for"),
         ("<tool_call>{add}</tool_call>", "unparsed", "error: the call is not valid"),
-        ("<tool_call>[1]</tool_call>", "unparsed", "error: the call is not valid"),
         (call("add", a=1), "unparsed", "error: add: b is missing"),
         (call("add", a=1, b=2, c=3), "unparsed", "error: add: there is no argument c"),
         (call("add", a="1", b=2), "unparsed", "error: add: a must be of type integer"),
-        (call("add", a=True, b=2), "unparsed", "error: add: a must be of type integer"),
         (call("fail", reason="out of ink"), "raised", "error: RuntimeError: out of ink"),
         (call("wait_for", seconds=20), "timed_out", "error: wait_for had no result after 0.2 s"),
     ],
@@ -232,34 +211,6 @@ def test_a_tool_may_be_asynchronous_and_is_cancelled_at_its_deadline() -> None:
     assert ended.wait(600)
 
 
-def test_a_late_asynchronous_call_is_late_whichever_thread_notices_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def sleep() -> None:
-        await asyncio.sleep(600)
-
-    def wait_longer(calls: list[Future[Any]], seconds: float) -> Any:
-        return wait(calls, seconds + 60)
-
-    monkeypatch.setattr("outdo.extras.episodes.episode.wait", wait_longer)
-    with pytest.raises(LateError, match=r"sleep had no result after 0.1 s"):
-        call_within(0.1, sleep)
-
-
-def test_an_error_of_a_tool_is_no_deadline() -> None:
-    def fails() -> None:
-        raise TimeoutError("of the tool itself")
-
-    with pytest.raises(TimeoutError, match="of the tool itself"):
-        call_within(600, fails)
-
-
-def test_a_tool_without_a_description_is_refused_before_anything_is_sampled() -> None:
-    def silent(a):  # type: ignore[no-untyped-def]
-        return a
-
-    with pytest.raises(UserError, match="the tool silent needs type hints, and a docstring"):
-        dialogue(tools=[silent])
-
-
 # ---------------------------------------------------------------------------------- what goes wrong with environments
 
 
@@ -305,11 +256,6 @@ def test_an_environment_that_fails_is_a_verdict_and_never_a_reward(way: str) -> 
     assert not Batch.from_groups([Group(prompt=question(environment.template), rollouts=(failed,))]).loss_mask.any()
 
 
-def test_environments_that_fail_too_often_stop_the_run_with_the_first_reason() -> None:
-    with pytest.raises(RewardError, match="ValueError: cannot reply"):
-        play(dialogue(lambda: Broken("raises")), lambda _: "a", n=2)
-
-
 def test_episodes_are_closed_whatever_happens() -> None:
     closed: list[int] = []
 
@@ -353,45 +299,6 @@ def test_all_samples_of_a_question_begin_with_the_same() -> None:
         play(dialogue(lambda: Begins(next(words))), lambda _: "5", n=2)
 
 
-class Lamp:
-    """An environment as TRL's trainer takes it."""
-
-    def __init__(self) -> None:
-        self.on = False
-
-    def reset(self, answer: str, **row: Any) -> str:
-        self.answer = answer
-        return " The lamp is off."
-
-    def switch(self, on: bool) -> str:
-        """Switch the lamp.
-
-        Args:
-            on: Whether it shall be on.
-        """
-        self.on = on
-        return "done"
-
-    def get_reward(self) -> float:
-        assert self.answer == "5"
-        return float(self.on)
-
-
-def test_an_environment_written_for_trl_runs_unchanged() -> None:
-    assert [tool.__name__ for tool in adapt(Lamp()).tools] == ["switch"]
-    environment = dialogue(lambda: adapt(Lamp()), tools=[Lamp().switch])
-    box = ToolBox([Lamp().switch])
-
-    def player() -> Player:
-        episode = adapt(Lamp())
-        return Player(episode, box.of(episode.tools), timeout=30)
-
-    environment.make = player
-    script = {0: [call("switch", on=True), "Done."], 1: ["Nothing."]}
-    rollouts = play(environment, lambda request: script[request.stream.sample].pop(0), n=2)
-    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0]
-
-
 # ---------------------------------------------------------------------------------------------- exactly what is sampled
 
 
@@ -402,7 +309,7 @@ def model_and_environment(arch: str, **options: Any) -> tuple[Policy, Dialogue]:
     return policy, dialogue(lambda: Counting(9, reward=1.0), tokenizer=policy.tokenizer, **sound)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
 def test_the_policy_gives_the_sampled_tokens_of_four_turns_the_engines_probabilities(arch: str) -> None:
     policy, environment = model_and_environment(arch)
     prompts = [question(environment.template, f"{n}?", str(n)) for n in range(2)]

@@ -4,7 +4,6 @@ import random
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,11 +13,8 @@ from episode_cases import dialogue, question
 from gymnasium.spaces import Text
 from skyrl_gym.envs.gsm8k.multi_turn_env import GSM8kMultiTurnEnv
 
-from outdo.config.environments import environment_mistakes
-from outdo.config.recipe import Piece
-from outdo.extras.episodes.adapt import adapt, episode_maker
+from outdo.extras.episodes.adapt import episode_maker
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.environment import tools_of
 from outdo.testing import ScriptedEngine
 from outdo.types import Rollout
 
@@ -99,15 +95,6 @@ def test_a_class_of_skyrl_gets_its_configuration_the_row_and_the_text_of_a_turn(
     assert seen["closed"]
 
 
-def test_a_prompt_that_init_replaces_is_a_failure():
-    class Replaced(Recorded):
-        def init(self, prompt: Any) -> Any:
-            return [{"role": "user", "content": "Another question"}], {}
-
-    with pytest.raises(Exception, match="init changed the prompt"):
-        play(Replaced, "turn")
-
-
 # ----------------------------------------------------------------------------------------------------------- gymnasium
 
 
@@ -133,11 +120,6 @@ def test_an_environment_of_gymnasium_runs_unchanged():
     assert prompt == "What is 2 + 3?\n\nGuess (secret 7)."
     assert turn_rewards(rollout) == [-0.25, 0.75]
     assert "No." in read(rollout)
-
-
-def test_all_samples_of_a_question_begin_with_the_same_seed():
-    assert play(Higher, "x", "x", "x", "x", "x", "x", "x", "x")[0] == play(Higher, *"yyyyyyyy")[0]
-    assert play(Higher, *"yyyyyyyy", seed=1)[0] != play(Higher, *"yyyyyyyy", seed=2)[0]
 
 
 # ------------------------------------------------------------------------------------------------------------ OpenRLHF
@@ -171,15 +153,6 @@ def test_an_agent_of_openrlhf_runs_unchanged():
         "What is 2 + 3?",
         "What is 2 + 3?4\nHuman: No.\nAssistant:",
     ]
-
-
-def test_an_observation_in_place_of_the_prompt_is_a_failure():
-    class Other(Agent):
-        async def reset(self, states: dict[str, Any], **_: Any) -> dict[str, Any]:
-            return {"observation": "Another question"}
-
-    with pytest.raises(Exception, match="another observation than the prompt"):
-        play(Other, "turn")
 
 
 # ----------------------------------------------------------------------------------------------------------- TextArena
@@ -249,30 +222,3 @@ def test_games_at_the_same_time_do_not_share_random_numbers():
     assert {rollout.token_ids for rollout in together} == {alone}
     expected = random.Random(5).random()
     assert random.random() == expected  # and those of everybody else are as they were
-
-
-def test_other_objects_are_left_as_they_are():
-    class Own:
-        def reply(self, message: Any) -> None: ...
-        def reset(self) -> None: ...
-        def step(self, action: str) -> None: ...
-
-    own = Own()
-    assert adapt(own) is own
-
-
-def test_a_recipe_need_not_give_what_skyrl_gives(tmp_path: Path):
-    source = "class Env:\n    def __init__(self, env_config, extras, size): ...\n"
-    (tmp_path / "env.py").write_text(source)
-    name = f"{tmp_path / 'env.py'}:Env"
-    assert list(environment_mistakes(Piece(name=name, options={"size": 3}))) == []
-    assert list(environment_mistakes(Piece(name=name))) == [f"environment.size: required by {name}"]
-
-
-def test_a_recipe_names_a_game_of_textarena(tmp_path: Path):
-    """A game is made to learn its tools, and closed before it has begun."""
-    (tmp_path / "game.py").write_text(
-        "class Game:\n    def reset(self, num_players, seed=None): self.state = 1\n    def get_observation(self): ...\n"
-        "    def step(self, action): ...\n    def close(self): return self.state, {}\n"
-    )
-    assert list(tools_of(Piece(name=f"{tmp_path / 'game.py'}:Game"))({})) == []

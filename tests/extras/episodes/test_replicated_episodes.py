@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from replica_cases import run_replicas
+from replica_cases import run_checks
 from replica_episodes import (
     agents_of_parts,
     failed_games_of_all,
@@ -13,8 +13,7 @@ from replica_episodes import (
 )
 
 
-@pytest.mark.parametrize(
-    "body", [games_of_parts, agents_of_parts, failed_games_of_all, games_of_the_first, training_on_games]
-)
-def test_replicas_play_the_episodes_of_one_process(tmp_path: Path, body):
-    run_replicas(2, body, tmp_path)
+@pytest.mark.release
+def test_replicas_play_the_episodes_of_one_process(tmp_path: Path):
+    checks = [games_of_parts, agents_of_parts, failed_games_of_all, games_of_the_first, training_on_games]
+    assert run_checks(checks, tmp_path) == {check.__name__: "" for check in checks}

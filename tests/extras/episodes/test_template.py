@@ -1,10 +1,9 @@
 """Test that the tokens between two turns are those of the model's own template, or refused in one sentence."""
 
 import pytest
-from episode_cases import ASSISTANT, CALLS, LOOP, OPENING, OTHER, RESULT, TEMPLATE, TOOLS, add, call, tool_template
+from episode_cases import ASSISTANT, CALLS, LOOP, OPENING, OTHER, RESULT, TEMPLATE, TOOLS, call, tool_template
 
 from outdo.extras.episodes.template import Template
-from outdo.extras.episodes.tools import ToolBox
 from outdo.utils.errors import ModelError
 
 RESULTS = [
@@ -31,15 +30,6 @@ def test_prompt_turn_and_what_follows_are_together_what_the_template_writes() ->
     ids = template.prompt(asked) + turn(template, call("add", a=2, b=3))
     ids += template.following(turn(template, call("add", a=2, b=3)), RESULTS[:1])
     assert ids == template.prompt([*asked, calls, RESULTS[0]])
-
-
-def test_results_of_parallel_calls_are_one_text() -> None:
-    responses = "<tool_response>5</tool_response><tool_response>9</tool_response>"
-    assert following(tool_template(), TWO_CALLS, RESULTS) == f"\n<|user|>{responses}<|end|>\n<|assistant|>"
-
-
-def test_a_suffix_begins_after_the_end_of_turn_token() -> None:
-    assert following(tool_template(), "Yes.", [USER]) == "\n<|user|>Again.<|end|>\n<|assistant|>"
 
 
 def test_a_truncated_turn_is_closed_first() -> None:
@@ -98,20 +88,6 @@ def test_a_template_that_is_not_exact_is_refused_in_one_sentence(template: str, 
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_calls_are_read_and_faulty_ones_explained() -> None:
-    template = tool_template()
-    parsed = template.parse(turn(template, "First." + TWO_CALLS), [])
-    assert parsed.message["content"] == "First."
-    assert [each["function"] for each in parsed.message["tool_calls"]] == [
-        {"name": "add", "arguments": {"a": 2, "b": 3}},
-        {"name": "add", "arguments": {"a": 4, "b": 5}},
-    ]
-    assert not parsed.faults
-    faulty = template.parse(turn(template, '<tool_call>{"name": "add", </tool_call>'), [])
-    assert "tool_calls" not in faulty.message
-    assert len(faulty.faults) == 1
-
-
 def test_a_call_in_a_thought_is_no_call() -> None:
     template = tool_template()
     parsed = template.parse(turn(template, f"<think>{TWO_CALLS}</think>Five."), [])
@@ -136,15 +112,3 @@ def test_the_format_of_the_calls_is_the_one_that_the_template_writes(form: str, 
     template = tool_template(TEMPLATE.replace(CALLS, "{% if message.tool_calls %}" + writes + "{% endif %}<|end|>\n"))
     message = template.parse(turn(template, written), []).message
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
-
-
-def test_a_tokenizer_with_a_description_of_its_format_parses_by_it() -> None:
-    tokenizer = tool_template().tokenizer
-    tokenizer.response_template = {}
-    tokenizer.parse_response = lambda ids, prefix, tools: {"content": None, "tool_calls": [len(ids), len(tools)]}
-    template = Template(tokenizer, end_ids={tokenizer.eos_token_id}, tools=ToolBox([add]).schemas)
-    assert template.parse([1, 2, tokenizer.eos_token_id], [7]).message == {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [2, 1],
-    }

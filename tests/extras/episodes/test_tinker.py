@@ -136,11 +136,6 @@ def test_a_group_is_scored_together_and_cleaned_up_once(code: Path) -> None:
     assert environment.make().episode.make.cleaned == 1
 
 
-def test_too_few_environments_for_a_group_are_a_failure(code: Path) -> None:
-    rollouts = play(environment_of("guess.py:GuessGroup", size=1), [[], []])
-    assert [each.status for each in rollouts] == ["failed", "failed"]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -168,9 +163,8 @@ def test_a_recipe_need_not_give_what_outdo_gives(code: Path) -> None:
     assert "did you mean guesses?" in mistake
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gpt2", "mamba"])
-def test_the_policy_gives_the_sampled_tokens_the_engines_probabilities(code: Path, arch: str) -> None:
-    policy = Policy(tiny_model(arch=arch)[0], tool_tokenizer(TEMPLATE))
+def test_the_policy_gives_the_sampled_tokens_the_engines_probabilities(code: Path) -> None:
+    policy = Policy(tiny_model()[0], tool_tokenizer(TEMPLATE))
     environment = environment_of("guess.py:make")
     environment.template, environment.turn_tokens = dialogue(tokenizer=policy.tokenizer).template, 8
     prompts = [question(environment.template, f"{n}?", str(n)) for n in range(2)]

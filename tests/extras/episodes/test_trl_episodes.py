@@ -303,15 +303,3 @@ def test_what_the_policy_reads_after_a_turn_differs(first: str, of_trl: str, of_
     said = [parts("qwen2_5", each, trained=True) for each in (theirs, ours)]
     assert said[1].startswith(said[0])  # where TRL ends the episode, outdo lets the policy try again
     assert (said[0] == said[1]) is (first != BROKEN)
-
-
-def test_a_result_that_leaves_no_room_for_a_turn_is_kept_by_trl_and_left_out_by_outdo(tmp_path: Path) -> None:
-    scripts = [[written("qwen2_5", "add", a=2, b=3), "It is 5."]] * 2
-    whole = outdo_plays("qwen2_5", scripts, tools=[add])[0]
-    last_turn = len("It is 5.") + 1
-    longest = len(whole.token_ids) - last_turn
-    theirs = trl_plays("qwen2_5", scripts, tmp_path, tools=[add], longest=longest)[0]
-    ours = outdo_plays("qwen2_5", scripts, tools=[add], longest=longest)[0]
-    assert theirs.token_ids == whole.token_ids[:longest]
-    assert ours.token_ids == [token for token, own in zip(theirs.token_ids, theirs.loss_mask, strict=True) if own]
-    assert parts("qwen2_5", ours, trained=True) == parts("qwen2_5", theirs, trained=True)

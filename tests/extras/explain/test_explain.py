@@ -1,6 +1,5 @@
 """`outdo explain`: what it finds is what there is, for whatever objective it is asked about."""
 
-import builtins
 import io
 import json
 import math
@@ -15,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from outdo.algorithms.objectives.base import ComposedObjective, Objective
-from outdo.algorithms.objectives.presets import dapo, dr_grpo, grpo, grpo_clip, gspo, likelihood, luspo, ppo, reinforce
-from outdo.algorithms.objectives.surrogates import log_likelihood, unclipped
+from outdo.algorithms.objectives.base import Objective
+from outdo.algorithms.objectives.presets import dapo, dr_grpo, grpo, grpo_clip, gspo, likelihood, luspo, reinforce
 from outdo.algorithms.objectives.target.tpo import tpo
 from outdo.algorithms.requirements import Requires
 from outdo.config.names import OBJECTIVES
@@ -41,14 +39,7 @@ def test_the_stationary_point_between_reference_and_bound_matches_algebra() -> N
     assert told.destination == turn.probability
 
 
-def test_a_gradient_that_jumps_over_0_has_a_kink() -> None:
-    told = explain(grpo(beta=0.02), old=0.5, new=0.5, ref=0.5, advantage=0.01)
-    (turn,) = told.turns
-    assert turn.kink
-    assert turn.probability == pytest.approx(0.6)
-
-
-@pytest.mark.parametrize("old", [0.05, 0.1, 0.35, 0.5, 0.7, 0.83])
+@pytest.mark.parametrize("old", [0.1, 0.7])
 def test_the_gradient_at_a_kink_is_taken_on_the_side_of_the_old_policy(old: float) -> None:
     for side, advantage in ((1.2, 1.0), (0.8, -1.0)):
         for rounded in (side * old * (1 - 1e-15), side * old, side * old * (1 + 1e-15)):
@@ -56,7 +47,7 @@ def test_the_gradient_at_a_kink_is_taken_on_the_side_of_the_old_policy(old: floa
             assert point.policy_gradient == pytest.approx(advantage / old)
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(st.floats(0.05, 0.95), st.floats(0.05, 0.95), st.sampled_from([-1.0, -0.01, 0.0, 0.01, 1.0]))
 def test_the_destination_is_where_gradient_ascent_ends(old: float, ref: float, advantage: float) -> None:
     objective = grpo(beta=0.05)
@@ -70,46 +61,12 @@ def test_the_destination_is_where_gradient_ascent_ends(old: float, ref: float, a
         assert after.value <= values[-1] + 1e-12
 
 
-def test_without_an_advantage_only_the_reference_pulls() -> None:
-    told = explain(grpo(beta=0.04), old=0.01, new=0.01, ref=0.2, advantage=0.0)
-    assert told.flat == ((0.0, 1.0),)
-    assert told.bound is None
-    assert told.clipped_ratio is None
-    assert told.destination == pytest.approx(0.2)
-
-
-def test_a_dual_clip_adds_a_flat_interval() -> None:
-    told = explain(ppo(dual=3.0), old=0.2, new=0.2, advantage=-1.0)
-    assert told.flat == ((0.0, pytest.approx(0.16)), (pytest.approx(0.6), 1.0))
-    assert told.bound == pytest.approx(0.16)
-
-
-def test_an_objective_without_a_bound_has_none() -> None:
-    told = explain(reinforce(), old=0.3, new=0.5, advantage=1.0)
-    assert told.bound is told.reachable is told.clipped_ratio is None
-    assert told.flat == ()
-    assert told.destination == 1.0
-
-
 @pytest.mark.parametrize(("advantage", "destination"), [(1.0, math.sqrt(0.3)), (-1.0, 0.3**2)])
 def test_a_target_is_its_own_bound_and_it_is_reachable(advantage: float, destination: float) -> None:
     told = explain(essay(), old=0.3, new=0.3, advantage=advantage)
     assert told.bound == pytest.approx(destination)
     assert told.destination == pytest.approx(destination)
     assert told.reachable
-
-
-def test_the_entropy_bonus_covers_the_token_and_the_rest() -> None:
-    formula = ComposedObjective(surrogate=log_likelihood, entropy_bonus=2.0)
-    told = explain(formula, old=0.3, new=0.3, advantage=0.0)
-    assert told.entropy == pytest.approx(2.0 * -(0.3 * math.log(0.3) + 0.7 * math.log(0.7)))
-    assert told.entropy_gradient == pytest.approx(2.0 * math.log(0.7 / 0.3))
-    assert told.destination == pytest.approx(0.5)
-
-
-def test_the_default_reference_is_the_old_policy() -> None:
-    assert explain(grpo(), old=0.3, new=0.4, advantage=1.0) == explain(grpo(), old=0.3, new=0.4, ref=0.3, advantage=1.0)
-    assert explain(grpo_clip(), old=0.3, new=0.4, ref=0.1, advantage=1.0).ref is None
 
 
 # ----------------------------------------------------------------------------------------------------------- how fast
@@ -138,7 +95,12 @@ def test_the_speed_is_split_into_its_factors(objective: Objective, factors: tupl
 NEEDED: dict[str, dict[str, Any]] = {"dr_grpo": {"length": 100}}
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+COMMON = {"grpo", "dr_grpo", "gspo", "prime_rl", "target", "tpo"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in COMMON else [pytest.mark.release]) for name in OBJECTIVES]
+)
 def test_every_objective_can_be_explained(name: str) -> None:
     objective = resolve(OBJECTIVES[name])(**NEEDED.get(name, {}))
     for advantage in (1.0, -1.0):
@@ -215,19 +177,6 @@ def test_the_command_describes_special_cases(objective: Objective, advantage: fl
     assert line in said(objective, ExplainArguments(old=0.9, ref=0.9, advantage=advantage))
 
 
-def test_numbers_near_1_and_near_the_old_probability_show_their_distance() -> None:
-    page = said(gspo(), ExplainArguments(old=0.1234567, news=[0.1234568, 0.2]))
-    assert "π_old = 0.1234567, Â = 1" in page
-    assert re.search(r"0\.1234568 +1\.00000081 +1\.00000081 +1\.00000081 ", page)
-    assert re.search(r"0\.2 +1\.62 +1\.0004 +1\.0004 +0\n", page)
-    assert "takes πθ from 0.1234567 to 0.123506." in page
-
-
-def test_the_equation_of_deepseekmath_is_shown_only_for_its_divergence() -> None:
-    formula = ComposedObjective(surrogate=unclipped, beta=0.1, kl_ratio=True)
-    assert "DeepSeekMath" not in said(formula, ExplainArguments(old=0.9, ref=0.1))
-
-
 def test_the_command_prints_json() -> None:
     page = json.loads(said(grpo(), ExplainArguments(old=0.5, news=[0.5, 0.6], advantage=1.0), as_json=True))
     assert [point["new"] for point in page["points"]] == [0.5, 0.6]
@@ -247,48 +196,14 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     assert len(error.value.problems) == 9
 
 
-@pytest.mark.parametrize("old", [0.0, 1.0001, -0.5, math.nan])
-def test_an_invalid_probability_is_an_error_from_python(old: float) -> None:
-    with pytest.raises(UserError, match="old: a probability is above 0 and at most 1"):
-        explain(grpo(), old=old, new=0.5, advantage=1.0)
-    with pytest.raises(UserError, match="old: a probability is above 0 and at most 1"):
-        table(grpo(), old=old, news=[], advantage=1.0)
-
-
-def test_an_unknown_example_is_an_error() -> None:
-    with pytest.raises(UserError, match="takes 1, 2, 3, 4, not 5"):
-        run_example(5, Console())
-
-
 # ------------------------------------------------------------------------------------------------------ the picture
 
 
-def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
-    pages = []
-    for name in ("one.svg", "two.svg"):
-        run_example(4, Console(file=io.StringIO()), picture=tmp_path / name)
-        pages.append((tmp_path / name).read_bytes())
-    assert pages[0] == pages[1]
-    assert b"<dc:date>" not in pages[0]
-
-
-@pytest.mark.parametrize("old", [0.01, 0.9])
-def test_a_picture_can_be_a_png(tmp_path: Path, old: float) -> None:
-    plot(grpo_clip(), tmp_path / "picture.png", old=old, news=[old], advantage=1.0)
+def test_a_picture_can_be_a_png_and_the_same_svg_is_the_same_file(tmp_path: Path) -> None:
+    for name in ("picture.png", "one.svg", "two.svg"):
+        plot(grpo_clip(), tmp_path / name, old=0.9, news=[0.9], advantage=1.0)
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_command_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=re.escape('pip install "outdo[plot]"')):
-        said(grpo(), ExplainArguments(old=0.5), picture=tmp_path / "picture.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
 # --------------------------------------------------------------------------------------------------------- the page

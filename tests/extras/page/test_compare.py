@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pyarrow
 import pytest
 import torch
 from encoded_pages import unpack
@@ -21,14 +20,14 @@ from transformers import AutoModelForCausalLM
 
 from outdo.extras.page import command as inspect
 from outdo.extras.page.command import InspectArguments
-from outdo.extras.page.compare import compare_checkpoints, rescore
+from outdo.extras.page.compare import rescore
 from outdo.extras.record import parquet
 from outdo.models.policy import Policy
 from outdo.run.checkpoints import checkpoint
 from outdo.run.display import Display
 from outdo.run.folder.run_folder import RunFolder
 from outdo.testing import tiny_model
-from outdo.utils.errors import CheckpointError, UserError
+from outdo.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +76,6 @@ def test_the_same_text_under_two_checkpoints_equals_plain_transformers(compared:
     assert found["a_logprobs"] != found["b_logprobs"]
 
 
-def test_the_comparison_uses_the_temperature_of_the_rollout(compared: Path):
-    table = parquet.read(compared, 4).slice(0, 2)
-    folder = compared / "checkpoints/step_000002"
-    hot = table.set_column(
-        table.schema.get_field_index("temperature"), "temperature", pyarrow.array([2.0] * 2, pyarrow.float64())
-    )
-    first, second = (rescore(each, a=folder, b=folder, device="cpu")["a_logprobs"] for each in (table, hot))
-    assert first != second
-
-
 def test_the_page_has_both_columns_of_the_step(compared: Path, tmp_path: Path):
     run_inspect([compared], display=display(), out=tmp_path / "page.html", compare=("2", "step_6"))
     (run,) = data(tmp_path / "page.html")["runs"]
@@ -98,14 +87,6 @@ def test_the_page_has_both_columns_of_the_step(compared: Path, tmp_path: Path):
             assert not numpy.isnan(columns["a"]).any()
 
 
-def test_a_damaged_checkpoint_is_not_compared(compared: Path, tmp_path: Path):
-    broken = tmp_path / "step_000009"
-    broken.mkdir()
-    whole = compared / "checkpoints/step_000002"
-    with pytest.raises(CheckpointError, match="step_000009"):
-        compare_checkpoints(1, whole, broken)
-
-
 # ------------------------------------------------------------------------------------------------------- the command
 
 
@@ -115,14 +96,6 @@ def test_the_page_of_a_finished_run_is_in_its_folder(tmp_path: Path):
     run_inspect([folder], display=shown)
     assert data(folder / "report.html")["live"] is None
     assert str(folder / "report.html") in said(shown)
-
-
-def test_two_runs_are_shown_side_by_side(tmp_path: Path):
-    folders = [write_small_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
-    run_inspect(folders, display=display(), out=tmp_path / "page.html", steps=[2])
-    told = data(tmp_path / "page.html")
-    assert [run["name"] for run in told["runs"]] == ["a", "b"]
-    assert [[entry["step"] for entry in run["chosen"]] for run in told["runs"]] == [[2], [2]]
 
 
 def test_a_live_run_is_served_unless_a_file_is_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -180,44 +153,11 @@ def test_a_folder_without_a_run_is_an_error(small_run: Path, tmp_path: Path):
         run_inspect([small_run, small_run], display=display())
 
 
-def test_an_unknown_group_is_an_error(small_run: Path):
-    with pytest.raises(UserError, match="step 3 has no group 9; its groups are 0 to 3"):
-        run_inspect([small_run], display=display(), terminal=True, steps=[3], group=9)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [{"out": Path("x.html"), "serve": True}, {"terminal": True, "out": Path("x.html")}, {"compare": ("2", "step_02")}],
-)
-def test_contradictory_options_are_an_error(compared: Path, asked: dict):
-    with pytest.raises(UserError, match="inspect: --"):
-        run_inspect([compared], display=display(), **asked)
-
-
 def test_an_unwritable_page_is_reported_before_anything_is_read(small_run: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"no folder .*nowhere"):
         run_inspect([small_run], display=display(), out=tmp_path / "nowhere/page.html")
     with pytest.raises(UserError, match="this is a folder"):
         run_inspect([small_run], display=display(), out=tmp_path)
-
-
-def test_writing_a_page_over_a_link_keeps_the_target_of_the_link(small_run: Path, tmp_path: Path):
-    kept, link = tmp_path / "kept", tmp_path / "report.html"
-    kept.write_text("mine")
-    link.symlink_to(kept)
-    run_inspect([small_run], display=display(), out=link)
-    assert kept.read_text() == "mine"
-    assert not link.is_symlink()
-
-
-def test_an_unknown_quantity_is_reported_with_the_nearest_name(small_run: Path):
-    with pytest.raises(UserError, match=r"--by ration: expected one of moved, .*did you mean ratio\?"):
-        run_inspect([small_run], display=display(), terminal=True, by="ration")
-    with pytest.raises(UserError, match="--by needs --terminal"):
-        run_inspect([small_run], display=display(), by="ratio")
-    shown = display()
-    run_inspect([small_run], display=shown, terminal=True, by="entropy")
-    assert "entropy, up to " in said(shown)
 
 
 def test_inspect_imports_neither_torch_nor_a_server(small_run: Path, tmp_path: Path):

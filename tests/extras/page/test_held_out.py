@@ -72,20 +72,6 @@ def test_answers_are_paired_by_question(tmp_path: Path):
     assert (later.questions, later.fixed, later.broken) == (5, 0, 2)
 
 
-def test_one_sample_of_each_question_is_compared_where_no_answer_is_greedy(tmp_path: Path):
-    samples = [{**each, "sample": 1, "right": True} for each in answers("www", kind="sampled")]
-    record(tmp_path, {0: answers("www", kind="sampled") + samples, 8: answers("rrw", kind="sampled") + samples})
-    change = compare_evaluations(tmp_path, 0, 8)
-    assert (change.questions, change.fixed, change.broken) == (3, 2, 0)
-
-
-def test_without_verdicts_better_rewards_are_counted(tmp_path: Path):
-    record(tmp_path, {0: answers("???", reward=0.2), 8: answers("???", reward=0.3)})
-    change = compare_evaluations(tmp_path, 0, 8)
-    assert (change.by, change.fixed, change.broken) == ("reward", 3, 0)
-    assert content(held_out_data(tmp_path))["values"] == [[0.2, 0.4, 0.6], [0.3, 0.6, 0.9]]
-
-
 def test_a_damaged_evaluation_is_left_out_of_the_page_and_cannot_be_compared(tmp_path: Path):
     assert held_out_data(tmp_path) is None
     record(tmp_path, {0: answers("w"), 4: answers("w"), 8: answers("r")})
@@ -119,14 +105,6 @@ def test_a_page_has_the_values_of_all_evaluations_and_the_texts_that_fit(tmp_pat
     assert None in found["texts"][2]
 
 
-def test_only_so_many_evaluations_are_on_a_page_but_always_the_two_compared(tmp_path: Path):
-    record(tmp_path, {step: answers("w") for step in range(200)})
-    data = held_out_data(tmp_path, pair=(3, 77))
-    assert data is not None
-    assert len(data["steps"]) == 64
-    assert {0, 3, 77, 199} <= set(data["steps"])
-
-
 # ------------------------------------------------------------------------------------------------------- the command
 
 
@@ -140,14 +118,12 @@ def test_inspect_compares_any_two_evaluations(tmp_path: Path):
     assert "of 4 questions 1 became right" in said_by_inspect(run, "4", "step_000006", out=tmp_path / "page.html")
 
 
-def test_rewards_are_compared_by_the_sign_test(tmp_path: Path, page: Page, page_of: Callable[..., Path]):
+def test_rewards_are_compared_by_the_sign_test(tmp_path: Path):
     before, after = answers("????", reward=0.1), answers("????", reward=0.2)
     run = record(write_small_run(tmp_path / "run"), {0: before, 6: after})
     said = said_by_inspect(run, "start", "step_6", out=tmp_path / "page.html")
     assert "4 got a better reward, 0 got a worse one" in said
     assert "(exact sign test, n = 4 that changed)" in said
-    open_page(page, page_of(run))
-    expect(by_test_id(page, "held-out")).to_contain_text("(exact sign test, n = 4 that changed)")
 
 
 def test_points_that_cannot_be_compared_are_named_with_those_that_can(tmp_path: Path):
@@ -184,35 +160,16 @@ def test_the_page_shows_both_answers_and_the_test(page: Page, page_of: Callable[
 SENTENCE = "A bridge with a quiet interior is a perfect place for a long walk before the first rain of winter."
 
 
-@pytest.mark.parametrize(
-    ("reference", "shown"),
-    [
-        ("", "A bridge with a quiet interior is a perfect place for a long…"),
-        ("winter", "…place for a long walk before the first rain of winter."),
-    ],
-)
-def test_a_long_answer_is_listed_from_its_beginning_or_by_its_end_if_a_reference_decides(
-    page: Page, page_of: Callable[..., Path], tmp_path: Path, reference: str, shown: str
-):
-    changed = {"answer": reference or None, "completion": SENTENCE}  # null, as a run without references writes it
-    evaluations = {0: answers("w"), 6: [{**answers("r")[0], **changed}]}
-    evaluations[0][0]["answer"] = reference or None
+def test_a_long_answer_is_listed_by_its_end_if_a_reference_decides(page: Page, page_of, tmp_path: Path):
+    before, after = ({**answers(letter)[0], "answer": "winter"} for letter in "wr")
+    evaluations = {0: [before], 6: [after | {"completion": SENTENCE}]}
     open_page(page, page_of(record(write_small_run(tmp_path / "run"), evaluations)))
     question = by_test_id(page, "held-out-answer")
+    shown = "…place for a long walk before the first rain of winter."
     expect(question.locator("summary")).to_contain_text(f"it is w → {shown}")
     question.locator("summary").click()
     expect(question).to_contain_text(SENTENCE)
-    expect(question.get_by_text("Expected:")).to_have_count(1 if reference else 0)
-
-
-def test_a_long_question_is_shown_whole_when_it_is_opened(page: Page, page_of: Callable[..., Path], tmp_path: Path):
-    asked = " ".join(f"word{n}" for n in range(60))
-    evaluations = {step: [{**answers(letter)[0], "prompt": asked}] for step, letter in ((0, "w"), (6, "r"))}
-    open_page(page, page_of(record(write_small_run(tmp_path / "run"), evaluations)))
-    question = by_test_id(page, "held-out-answer")
-    expect(question.locator("summary")).not_to_contain_text("word59")
-    question.locator("summary").click()
-    expect(by_test_id(page, "whole-question")).to_have_text(asked)
+    expect(question.get_by_text("Expected:")).to_have_count(1)
 
 
 def test_any_two_evaluations_can_be_chosen_on_the_page(page: Page, page_of: Callable[..., Path], tmp_path: Path):
@@ -228,10 +185,10 @@ def test_any_two_evaluations_can_be_chosen_on_the_page(page: Page, page_of: Call
     expect(paired).to_contain_text("p = 0.063")
 
 
-@pytest.mark.parametrize(("fixed", "broken"), [(0, 0), (5, 0), (1, 7), (30, 18), (900, 840)])
-def test_the_page_computes_the_same_test(page: Page, small_page: Path, fixed: int, broken: int):
+def test_the_page_computes_the_same_test(page: Page, small_page: Path):
     open_page(page, small_page)
-    assert page.evaluate(f"() => mcnemar({fixed}, {broken})") == pytest.approx(mcnemar(fixed, broken), rel=1e-9)
+    for fixed, broken in ((0, 0), (5, 0), (1, 7), (30, 18), (900, 840)):
+        assert page.evaluate(f"() => mcnemar({fixed}, {broken})") == pytest.approx(mcnemar(fixed, broken), rel=1e-9)
 
 
 def test_the_words_of_a_question_are_shaded_by_how_much_its_answers_read_them(page: Page, page_of, tmp_path: Path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from browser import by_test_id, open_page, page_data
 from playwright.sync_api import Browser, Page
-from run_folders import HOSTILE, write_hostile_run, write_run
+from run_folders import HOSTILE, write_hostile_run
 
 TAGS = "() => [...new Set([...document.querySelectorAll('*')].map(e => e.tagName))]"
 SCRIPTS = "() => document.scripts.length"
@@ -18,24 +18,15 @@ def hostile_page(page_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page_of(write_hostile_run(tmp_path_factory.mktemp("runs") / "hostile"))
 
 
-def look_everywhere(page: Page) -> None:
-    """Every group, and the card of a token in each where the hostile ones are: what the page can draw, it has drawn."""
+def look_everywhere(page: Page) -> set[str]:
+    """Open every group, and the card of a token where the hostile ones are; return the texts of all tokens."""
+    pieces: set[str] = set()
     for group in by_test_id(page, "group-row").all():
         group.click()
         by_test_id(by_test_id(page, "rollout").first, "token").nth(2).hover()
         by_test_id(by_test_id(page, "rollout").last, "token").nth(2).hover()
-
-
-def test_hostile_text_adds_no_element_and_runs_nothing(page: Page, small_page: Path, hostile_page: Path):
-    open_page(page, small_page)
-    look_everywhere(page)
-    harmless, scripts = set(page.evaluate(TAGS)), page.evaluate(SCRIPTS)
-    open_page(page, hostile_page)
-    look_everywhere(page)
-    assert set(page.evaluate(TAGS)) <= harmless
-    assert page.evaluate(SCRIPTS) == scripts
-    assert page.evaluate(HANDLERS) == []
-    assert "owned" not in page.title()
+        pieces |= set(by_test_id(page, "token").all_inner_texts())
+    return pieces
 
 
 SEEN = (
@@ -54,12 +45,18 @@ SEEN = (
 )
 
 
-def test_hostile_text_is_shown_literally_and_control_characters_as_marks(page: Page, hostile_page: Path):
+def test_hostile_text_is_shown_literally_adds_no_element_and_runs_nothing(
+    page: Page, small_page: Path, hostile_page: Path
+):
+    open_page(page, small_page)
+    look_everywhere(page)
+    harmless, scripts = set(page.evaluate(TAGS)), page.evaluate(SCRIPTS)
     open_page(page, hostile_page)
-    pieces: set[str] = set()
-    for group in by_test_id(page, "group-row").all():
-        group.click()
-        pieces |= set(by_test_id(page, "token").all_inner_texts())
+    pieces = look_everywhere(page)
+    assert set(page.evaluate(TAGS)) <= harmless
+    assert page.evaluate(SCRIPTS) == scripts
+    assert page.evaluate(HANDLERS) == []
+    assert "owned" not in page.title()
     assert not [text for text in SEEN if not any(text in piece for piece in pieces)]
     assert not [piece for piece in pieces if set(piece) & set("\x1b\x00\u202e\u2028")]
 
@@ -70,14 +67,6 @@ def test_the_data_in_the_page_equals_the_data_of_the_run(hostile_page: Path):
     assert {f"rewards/{text[:100]}/mean" for text in HOSTILE} <= set(run["metrics"]["values"])
     assert html.count("<script") == html.count("</script>")
     assert html.isascii() or html.encode("utf-8"), "half of a surrogate pair is in no file"
-
-
-def test_a_token_of_ten_megabytes_is_not_in_the_page(page: Page, page_of, tmp_path: Path):
-    huge = ["A" * 10_485_760]
-    path = page_of(write_run(tmp_path / "huge", steps=1, groups=1, group_size=2, length=8, hostile=huge))
-    assert path.stat().st_size < 500_000
-    open_page(page, path)
-    assert page.get_by_text("10,485,760 characters").count()
 
 
 def test_an_injected_script_is_blocked(browser: Browser, small_page: Path):

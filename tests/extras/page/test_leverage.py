@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from run_folders import write_run, write_small_run
+from run_folders import write_small_run
 
 from outdo.extras.page.leverage import where_training_happened
 from outdo.extras.record import parquet as files
@@ -43,27 +43,6 @@ def test_the_contexts_are_those_of_a_plain_loop(small_run: Path):
     for name, step in (("first", min), ("last", max)):
         own = [each[3] for each in best if each[0] == step(each[0] for each in best)]
         assert first[name] == pytest.approx(sum(own) / len(own), abs=2e-5)
-
-
-def test_half_of_the_leverage_is_counted_from_the_largest_contexts(small_run: Path):
-    tokens = by_hand(small_run, range(1, 7))
-    order = sorted(tokens.values(), key=lambda context: -sum(each[1] for each in context))
-    total, reached, counted = sum(each[1] for context in order for each in context), 0.0, 0
-    for context in order:
-        reached, counted = reached + sum(each[1] for each in context), counted + len(context)
-        if reached >= total / 2:
-            break
-    found = where_training_happened(small_run, range(1, 7))
-    assert found is not None
-    assert found["half"] == pytest.approx(counted / found["tokens"])
-
-
-def test_a_context_begins_with_its_completion_and_not_in_the_one_before(tmp_path: Path):
-    folder = write_run(tmp_path / "run", steps=1, groups=1, group_size=2, length=12)
-    found = where_training_happened(folder, [1])
-    assert found is not None
-    firsts = {row["pieces"][0] for row in files.read(folder, 1).to_pylist()}
-    assert {each["token"] for each in found["contexts"] if each["start"] and each["before"] == ""} <= firsts
 
 
 def test_a_damaged_step_is_left_out_and_a_run_without_pushes_has_no_leverage(tmp_path: Path):

@@ -7,11 +7,9 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from outdo.extras.page.notebook import LONGEST, Html, show
+from outdo.extras.page.notebook import LONGEST, show
 from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, Update
-from outdo.utils.errors import UserError
-from outdo.utils.text import mark_invisible
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(1)></pre></div><style>*{}</style>"
@@ -91,11 +89,6 @@ def test_a_group_shows_its_prompt_and_its_rollouts_best_first() -> None:
     assert "length" in shown
 
 
-def test_chat_messages_are_shown_with_their_roles() -> None:
-    asked = replace(group(rollout("a")).prompt, text=[{"role": "user", "content": "what is <b>?"}])
-    assert "user: what is <b>?" in Parsed(show(replace(group(rollout("a")), prompt=asked))).text
-
-
 def test_tokens_are_coloured_by_their_leverage() -> None:
     """Two passes push token t of each row by t - 4, and every token had probability 0.75."""
     parsed = Parsed(show(step(group(rollout("one two three 4567"))), TOKENIZER))
@@ -110,18 +103,6 @@ def test_tokens_are_coloured_by_their_leverage() -> None:
     assert "Step 40, group 0 of 1" in parsed.text
 
 
-def test_equal_pushes_are_told_apart_by_what_they_can_move() -> None:
-    """The push of GRPO is the same for all tokens of an answer: a certain token cannot follow it."""
-    made = step(group(rollout("one two three 4567")))
-    tokens = made.updates[0].tokens
-    certain = torch.arange(made.batch.token_ids.shape[1]) % 2 == 0
-    logprobs = torch.where(certain, 0.0, math.log(0.75)).expand_as(tokens["push"])
-    pushed = Update(metrics={}, tokens={"push": torch.ones_like(tokens["push"]), "logprobs": logprobs})
-    parsed = Parsed(show(replace(made, updates=[pushed]), TOKENIZER))
-    spans = [attributes for tag, attributes in parsed.tags if tag == "span" and "title" in attributes]
-    assert [each.get("class") for each in spans][:4] == [None, "up4", None, "up4"]
-
-
 def test_answers_with_the_same_beginning_show_the_sum_of_their_pushes() -> None:
     same = step(group(rollout("one two"), rollout("one two")), passes=1)
     push = same.updates[0].tokens["push"] * torch.tensor([[1.0], [-1.0]])
@@ -130,24 +111,6 @@ def test_answers_with_the_same_beginning_show_the_sum_of_their_pushes() -> None:
     spans = [attributes for tag, attributes in parsed.tags if tag == "span"]
     assert {each.get("title") for each in spans} == {"net push +0, probability 0.75"}
     assert not any("class" in each for each in spans)
-
-
-def test_the_requested_group_is_shown_with_its_own_pushes() -> None:
-    shown = show(
-        step(group(rollout("one"), prompt="first"), group(rollout("two"), prompt="second")), TOKENIZER, group=1
-    )
-    assert "second" in Parsed(shown).text
-    assert "first" not in Parsed(shown).text
-    with pytest.raises(UserError, match="there is no group 2"):
-        show(step(group(rollout("one")), group(rollout("two"))), group=2)
-
-
-@pytest.mark.parametrize("passes", [0, 1])
-def test_a_step_without_updates_or_tokenizer_is_shown(passes: int) -> None:
-    assert "one" in Parsed(show(step(group(rollout("one")), passes=passes), TOKENIZER)).text
-    assert "one" in Parsed(show(step(group(rollout("one")), passes=passes))).text
-    warming_up = replace(step(group(rollout("one"))), updates=[Update(metrics={}, tokens={})])
-    assert "one" in Parsed(show(warming_up, TOKENIZER)).text
 
 
 def hostile() -> Group:
@@ -186,19 +149,3 @@ def test_a_long_text_is_cut_and_its_length_is_shown() -> None:
     html = show(group(replace(rollout("x"), text="y" * 10_485_760)))
     assert len(html) < 2 * LONGEST
     assert "(10,485,760 characters)" in html
-
-
-def test_spaces_line_breaks_and_hidden_characters_are_shown_as_marks() -> None:
-    assert mark_invisible("a b\n\tc\x1b\u202e\ud800\x7f") == "a·b⏎\n→c␛⟨202E⟩⟨D800⟩␡"
-    assert mark_invisible("a b\n\tc\x1b", spaces=False) == "a b\n\tc␛"
-    assert mark_invisible("\u0301e") == "◌\u0301e"
-
-
-def test_show_returns_html_for_a_notebook() -> None:
-    one, other = group(rollout("2", 1.0), prompt="1+1="), group(rollout("3"), prompt="1+2=")
-    assert show(one)._repr_html_() == str(show(one))
-    assert "1+2=" in show(step(one, other), TOKENIZER, group=1)._repr_html_()
-
-
-def test_html_has_a_notebook_representation() -> None:
-    assert Html("<p>x</p>")._repr_html_() == "<p>x</p>"

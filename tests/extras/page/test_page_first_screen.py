@@ -2,14 +2,13 @@
 
 import json
 import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
-from browser import PHONE, by_test_id, nearly_equal, number, open_page, violations, watched_page
+from browser import by_test_id, nearly_equal, number, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
 from run_folders import write_small_run, write_watched_run
 
@@ -18,11 +17,12 @@ from outdo.run.evaluation import held_out_completions
 from outdo.run.folder.run_folder import read_metrics
 
 
-@pytest.fixture
-def opened(page: Page, small_page: Path) -> Page:
-    """The page of the small run, drawn."""
-    open_page(page, small_page)
-    return page
+@pytest.fixture(scope="module")
+def opened(browser: Browser, small_page: Path) -> Iterator[Page]:
+    """The page of the small run, drawn once."""
+    with watched_page(browser) as page:
+        open_page(page, small_page)
+        yield page
 
 
 def test_the_first_screen_answers_whether_training_helped(opened: Page, small_run: Path):
@@ -61,17 +61,7 @@ def test_the_list_of_groups_is_one_tab_stop_with_arrow_keys(opened: Page):
     expect(groups.last).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_finding_has_the_width_of_the_page_on_a_phone(browser: Browser, page_of, small_run: Path, tmp_path: Path):
-    run = Path(shutil.copytree(small_run, tmp_path / "run"))
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write("{ damaged }\n")  # which a finding says
-    with watched_page(browser, viewport=PHONE) as page:
-        open_page(page, page_of(run))
-        box = by_test_id(page, "finding").last.locator("span").last.bounding_box()
-        assert box
-        assert box["width"] > 0.8 * PHONE["width"]
-
-
+@pytest.mark.release
 def test_without_a_verdict_nothing_is_called_right(page: Page, page_of: Callable[..., Path], tmp_path: Path):
     folder = write_small_run(tmp_path / "dense")
     for name in ("metrics.jsonl", "summary.json"):
@@ -155,11 +145,6 @@ def test_a_hack_is_the_first_sentence_and_two_answers_show_it(page: Page, page_o
     expect(by_test_id(page, "examples")).to_be_in_viewport()
 
 
-def test_an_example_page_has_no_examples_of_a_hack(page: Page, small_page: Path):
-    open_page(page, small_page)
-    expect(by_test_id(page, "examples")).to_have_count(0)
-
-
 def roles(page: Page, metric: str) -> list[str]:
     """What the curves, and the list of metrics that are not drawn, say of a reward."""
     return by_test_id(page.locator(f'[data-metric="{metric}"]'), "role").all_inner_texts()
@@ -183,27 +168,3 @@ def test_a_reward_that_is_trained_on_and_one_that_is_watched_stand_side_by_side(
     for metric in ("rewards/topic.score/mean", "eval/greedy_rewards/topic.score/mean"):
         assert roles(page, metric) == ["watched"]
     assert roles(page, "eval/greedy") == []
-    assert not violations(page)
-    page.set_viewport_size(PHONE)
-    assert not violations(page)
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-def test_a_watched_reward_that_keeps_its_value_did_not_fall(page: Page, page_of, tmp_path: Path):
-    open_page(page, page_of(write_watched_run(tmp_path / "sound", topic=(0.9, 0.88))))
-    expect(by_test_id(page, "reward-parts")).to_contain_text("(topic.score) went from 0.9 to 0.88.")
-    expect(by_test_id(page, "lead")).to_contain_text("Yes.")
-
-
-def test_a_run_that_watches_no_reward_does_not_speak_of_it(page: Page, page_of, tmp_path: Path):
-    open_page(page, page_of(write_watched_run(tmp_path / "both", topic=(0.9, 0.1), weight=1)))
-    expect(by_test_id(page, "curve").first).to_be_visible()
-    expect(by_test_id(page, "role")).to_have_count(0)
-    expect(by_test_id(page, "reward-parts")).to_have_count(0)
-
-
-def test_a_reward_that_only_some_runs_watch(page: Page, page_of, tmp_path: Path):
-    runs = [write_watched_run(tmp_path / str(weight), topic=(0.9, 0.1), weight=weight) for weight in (0, 1)]
-    open_page(page, page_of(*runs))
-    assert roles(page, "rewards/topic.score/mean") == ["watched in 1 of 2 runs"]
-    assert roles(page, "rewards/mine.score/mean") == ["trained on"]

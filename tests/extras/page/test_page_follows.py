@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import uvicorn
 from browser import by_test_id, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
@@ -58,21 +59,7 @@ def back_to(folder: Path, step: int) -> None:
         (folder / "tokens" / f"step_{later:06d}.parquet").unlink(missing_ok=True)
 
 
-def test_both_of_two_live_runs_are_followed_and_new_steps_open(browser: Browser, tmp_path: Path):
-    one, other = begun(tmp_path / "one"), begun(tmp_path / "other")
-    with followed(browser, one, other) as page:
-        add_step(one, 4, steps=STEPS)
-        expect(page.get_by_text("step 3 of 4")).to_be_visible(timeout=PATIENCE)
-        add_step(other, 4, steps=STEPS)
-        add_step(other, 5, steps=STEPS)
-        page.locator("#steps").get_by_role("button", name="other").click()
-        expect(page.get_by_text("step 3 of 5")).to_be_visible(timeout=PATIENCE)
-        slider = by_test_id(page, "step-slider").get_by_role("slider")
-        slider.fill("4")
-        expect(slider).to_have_attribute("aria-valuetext", "step 5")
-        expect(by_test_id(page, "token").first).to_be_visible()
-
-
+@pytest.mark.release
 def test_a_new_evaluation_can_be_compared(browser: Browser, tmp_path: Path):
     run = record(begun(tmp_path / "run"), {0: answers("wwww")})
     with followed(browser, run) as page:
@@ -93,23 +80,6 @@ def test_the_points_of_a_very_long_run_are_thinned_without_losing_evaluations(br
         assert steps == list(range(1, 4002, 2))
         assert reward == [step / 2 for step in steps]
         assert evaluated == list(range(10, 4001, 10))
-
-
-def test_steps_repeated_after_a_resume_replace_the_old_ones(browser: Browser, tmp_path: Path):
-    run = begun(tmp_path / "run", steps=5)
-    with followed(browser, run) as page:
-        expect(page.get_by_text("step 5 of 5")).to_be_visible()
-        before = by_test_id(page, "rollout").first.inner_text()
-        back_to(run, 3)
-        expect(page.get_by_text("step 3 of 3")).to_be_visible(timeout=PATIENCE)
-        for step in (4, 5):
-            add_step(run, step, steps=STEPS, seed=7)
-        expect(page.get_by_text("step 3 of 5")).to_be_visible(timeout=PATIENCE)
-        slider = by_test_id(page, "step-slider").get_by_role("slider")
-        slider.fill("4")
-        expect(slider).to_have_attribute("aria-valuetext", "step 5")
-        expect(by_test_id(page, "token").first).to_be_visible()
-        assert by_test_id(page, "rollout").first.inner_text() != before
 
 
 def test_a_resume_is_noticed_even_if_the_run_is_already_farther(browser: Browser, tmp_path: Path):

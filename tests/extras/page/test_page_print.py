@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
-from browser import by_test_id, open_page, watched_page
+import pytest
+from browser import open_page
 from playwright.sync_api import Browser, Page
 from run_folders import write_run
+
+pytestmark = pytest.mark.release
 
 PAPER = 700
 """CSS pixels between the margins of A4."""
@@ -44,19 +47,6 @@ def test_every_curve_is_drawn_in_print(browser: Browser, small_page: Path):
     widths = "() => [...document.querySelectorAll('.curve canvas')].map(each => each.getBoundingClientRect().right)"
     assert max(page.evaluate(widths)) <= PAPER
     page.context.close()
-
-
-def test_a_dark_page_is_printed_in_the_colours_of_the_light_theme(browser: Browser, small_page: Path):
-    ink = "() => inkOf('ink')"
-    with watched_page(browser) as page:
-        open_page(page, small_page)
-        by_test_id(page, "theme").select_option("light")
-        light = page.evaluate(ink)
-        by_test_id(page, "theme").select_option("dark")
-        assert page.evaluate(ink) != light
-        page.emulate_media(media="print")
-        page.wait_for_function("() => matchMedia('print').matches")
-        assert page.evaluate(ink) == light
 
 
 def test_rows_far_from_the_window_have_their_tokens_in_print(browser: Browser, page_of, tmp_path: Path):

@@ -1,16 +1,14 @@
 """Two to ten runs on a page: the settings that differ first, seeds as a band, the same question's answers together."""
 
-import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browser import by_test_id, open_page
-from playwright.sync_api import Page, expect
+from browser import by_test_id, open_page, watched_page
+from playwright.sync_api import Browser, Page, expect
 from run_folders import write_run, write_small_run
 from test_held_out import answers, record
 
-from outdo.extras.page.collect import View
 from outdo.extras.page.command import InspectArguments, run_inspect
 from outdo.extras.page.runs import MOST_RUNS, collect_runs, seed_groups
 from outdo.run.display import Display
@@ -58,29 +56,9 @@ def test_runs_with_the_same_seed_or_without_a_recipe_are_no_group_of_seeds():
     assert seed_groups([{"seed": str(n % 3), "a": "xy"[n // 3]} for n in range(6)]) == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_setting_that_differs_never_shows_a_secret(seeds: list[Path], tmp_path: Path):
-    other = variant(tmp_path / "other")
-    recipe = other / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("questions.jsonl", "https://user:hunter2@host/x?key=abc"))
-    (mine, theirs) = collect_runs([seeds[0], other])
-    assert mine["differs"] == {"data.path": "questions.jsonl"}
-    assert "hunter2" not in theirs["differs"]["data.path"]
-    assert "abc" not in theirs["differs"]["data.path"]
-
-
 def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path):
     folders = [write_small_run(tmp_path / name / "run-1") for name in ("a", "b")]
     assert [run["name"] for run in collect_runs(folders)] == ["a/run-1", "b/run-1"]
-
-
-def test_runs_share_the_bytes_of_a_page(seeds: list[Path]):
-    view = View(size=40_000, total=400_000)
-    one, three = (
-        sum(len(entry["blob"]) for run in collect_runs(folders, view) for entry in run["chosen"])
-        for folders in (seeds[:1], seeds[:3])
-    )
-    assert one > 20_000
-    assert three < 44_000
 
 
 def test_at_most_ten_runs_are_compared(tmp_path: Path):
@@ -89,17 +67,16 @@ def test_at_most_ten_runs_are_compared(tmp_path: Path):
     ]
     with pytest.raises(UserError, match="11 runs: a page holds one to 10"):
         run_inspect(folders, InspectArguments(out=tmp_path / "page.html"), Display())
-    run_inspect(folders[:-1], InspectArguments(out=tmp_path / "page.html"), Display())
-    assert (tmp_path / "page.html").stat().st_size < 8_000_000
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
-@pytest.fixture
-def opened(page: Page, page_of: Callable[..., Path], seeds: list[Path]) -> Page:
-    open_page(page, page_of(*seeds))
-    return page
+@pytest.fixture(scope="module")
+def opened(browser: Browser, page_of: Callable[..., Path], seeds: list[Path]) -> Iterator[Page]:
+    with watched_page(browser) as page:
+        open_page(page, page_of(*seeds))
+        yield page
 
 
 def test_the_differences_are_on_the_first_screen_above_the_results(opened: Page):
@@ -149,13 +126,6 @@ def test_the_same_question_is_shown_with_the_answer_of_each_run(opened: Page):
         expect(first).to_contain_text(f"{run} writes {letter}")
 
 
-def test_evaluations_of_two_runs_are_compared_by_question(opened: Page):
-    paired = by_test_id(opened, "paired")
-    expect(paired).to_contain_text("Of 4 questions: 1 right only in seed-1, 0 right only in seed-0, 3 do not differ.")
-    by_test_id(opened, "compare-b").select_option(label="fast, after step 6")
-    expect(paired).to_contain_text("3 right only in fast, 0 right only in seed-0, 1 do not differ.")
-
-
 # ----------------------------------------------------------------------------------------------------- n and intervals
 
 
@@ -176,24 +146,3 @@ def test_a_curve_names_the_sample_size_and_the_interval_where_they_are_known(
     reward.locator(".u-over").hover(position={"x": box["width"] - 1, "y": 10})
     expect(reward.locator("output")).to_contain_text(f"n\u00a0=\u00a0{last['num_scored']:.0f}")
     expect(reward.locator("output")).not_to_contain_text("interval")
-
-
-def test_the_table_and_the_csv_have_the_sample_size(page: Page, small_page: Path, small_run: Path):
-    open_page(page, small_page)
-    lines = {line["step"]: line for line in read_metrics(small_run / "metrics.jsonl")}
-    by_test_id(page, "curve", metric="reward").locator('[data-test="enlarge"]').click()
-    dialog = by_test_id(page, "enlarged")
-    dialog.get_by_text("Values as a table").click()
-    assert dialog.locator("thead th").all_inner_texts() == ["Step", "Value", "n"]
-    cells = [[float(cell) for cell in row.locator("td").all_inner_texts()] for row in dialog.locator("tbody tr").all()]
-    assert [(int(step), n) for step, _, n in cells] == [(step, line["num_scored"]) for step, line in lines.items()]
-    dialog.get_by_role("button", name="Close").click()
-    with page.expect_download() as saving:
-        by_test_id(page, "metrics-csv").click()
-    with open(saving.value.path(), encoding="utf-8", newline="") as file:
-        table = {int(row["step"]): row for row in csv.DictReader(file)}
-    assert [float(table[step]["reward_n"]) for step in lines] == [line["num_scored"] for line in lines.values()]
-    assert [table[step]["eval/greedy_n"] for step in lines] == [
-        "150" if "eval/greedy" in line else "" for line in lines.values()
-    ]
-    assert "grad_norm_n" not in table[1]

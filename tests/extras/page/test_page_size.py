@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from run_folders import write_long_run, write_run, write_wide_run
+from run_folders import write_long_run, write_wide_run
 
 from outdo.extras.page.collect import View, collect_run
 
@@ -13,11 +13,6 @@ MEGABYTE = 1_000_000
 @pytest.mark.parametrize("write", [write_wide_run, write_long_run])
 def test_the_page_of_a_usual_run_is_small(tmp_path: Path, page_of, write):
     assert page_of(write(tmp_path / "run")).stat().st_size < 1.7 * MEGABYTE
-
-
-def test_the_page_of_very_long_answers_is_below_eight_megabytes(tmp_path: Path, page_of):
-    folder = write_run(tmp_path / "run", steps=1, groups=8, group_size=8, length=4096, even=True)
-    assert page_of(folder).stat().st_size < 8 * MEGABYTE
 
 
 def test_curves_take_a_limited_share_of_a_page(tmp_path: Path):

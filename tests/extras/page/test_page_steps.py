@@ -1,40 +1,54 @@
 """All steps can be opened, by slider and by key; long completions show their beginning and their end."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from browser import by_test_id, open_page
-from playwright.sync_api import Page, expect
-from run_folders import write_run, write_small_run
+import pytest
+from browser import by_test_id, open_page, watched_page
+from playwright.sync_api import Browser, Page, expect
+from run_folders import write_run
 
 from outdo.extras.page.collect import View
 
 
-def test_the_slider_and_the_keys_open_steps_and_groups(page: Page, small_page: Path):
-    open_page(page, small_page)
-    slider = by_test_id(page, "step-slider").get_by_role("slider")
+@pytest.fixture(scope="module")
+def opened(browser: Browser, small_page: Path) -> Iterator[Page]:
+    """The page of the small run, drawn once; the first test finds it as it opens."""
+    with watched_page(browser) as page:
+        open_page(page, small_page)
+        yield page
+
+
+def test_the_page_opens_at_the_step_that_moved_most(opened: Page):
+    pressed = opened.locator('[data-test="step-button"][aria-pressed="true"]')
+    expect(pressed).to_contain_text("moved most")
+
+
+def test_the_first_screen_says_where_training_happened(opened: Page):
+    where = by_test_id(opened, "where")
+    expect(where).to_contain_text("Where training happened")
+    expect(where.get_by_role("row")).to_have_count(9)
+    expect(where).to_contain_text("trained tokens in 6 steps")
+
+
+def test_the_slider_and_the_keys_open_steps_and_groups(opened: Page):
+    slider = by_test_id(opened, "step-slider").get_by_role("slider")
     slider.fill("0")
     expect(slider).to_have_attribute("aria-valuetext", "step 1")
-    page.keyboard.press("Shift+N")
+    opened.keyboard.press("Shift+N")
     expect(slider).to_have_attribute("aria-valuetext", "step 2")
-    page.keyboard.press("Shift+P")
-    page.keyboard.press("Shift+P")
+    opened.keyboard.press("Shift+P")
+    opened.keyboard.press("Shift+P")
     expect(slider).to_have_attribute("aria-valuetext", "step 1")
-    title = page.get_by_role("heading", name=re.compile("What happened to the tokens of group"))
+    title = opened.get_by_role("heading", name=re.compile("What happened to the tokens of group"))
     before = title.inner_text()
-    page.keyboard.press("n")
+    opened.keyboard.press("n")
     expect(title).not_to_have_text(before)
-    page.keyboard.press("p")
+    opened.keyboard.press("p")
     expect(title).to_have_text(before)
-    by_test_id(page, "search").fill("nN")  # keys in a text field are text
+    by_test_id(opened, "search").fill("nN")  # keys in a text field are text
     expect(slider).to_have_attribute("aria-valuetext", "step 1")
-
-
-def test_the_page_opens_at_the_step_that_moved_most(page: Page, small_page: Path):
-    open_page(page, small_page)
-    pressed = page.locator('[data-test="step-button"][aria-pressed="true"]')
-    expect(pressed).to_contain_text("moved most")
 
 
 def test_a_long_completion_shows_its_end_and_how_much_is_left_out(
@@ -53,36 +67,18 @@ def test_a_long_completion_shows_its_end_and_how_much_is_left_out(
     expect(by_test_id(page, "card")).to_contain_text("Token 3,000 of 3,000")
 
 
-def test_plain_text_shows_no_marks(page: Page, small_page: Path):
-    open_page(page, small_page)
-    rollout = by_test_id(page, "rollout").first
-    expect(rollout).to_contain_text("·word")
-    by_test_id(page, "plain").check()
-    expect(rollout).to_contain_text(" word")
-    expect(rollout).not_to_contain_text("·word")
-
-
-def test_the_first_screen_says_where_training_happened(page: Page, page_of: Callable[..., Path], tmp_path: Path):
-    open_page(page, page_of(write_small_run(tmp_path / "run")))
-    where = by_test_id(page, "where")
-    expect(where).to_contain_text("Where training happened")
-    expect(where.get_by_role("row")).to_have_count(9)
-    expect(where).to_contain_text("trained tokens in 6 steps")
-
-
-def test_metrics_are_searched_enlarged_and_saved(page: Page, small_page: Path):
-    open_page(page, small_page)
-    by_test_id(page, "search-metrics").fill("entropy")
-    expect(by_test_id(page, "curve")).to_have_count(1)
-    by_test_id(page, "enlarge").click()
-    dialog = by_test_id(page, "enlarged")
+def test_metrics_are_searched_enlarged_and_saved(opened: Page):
+    by_test_id(opened, "search-metrics").fill("entropy")
+    expect(by_test_id(opened, "curve")).to_have_count(1)
+    by_test_id(opened, "enlarge").click()
+    dialog = by_test_id(opened, "enlarged")
     dialog.get_by_text("Values as a table").click()
     expect(dialog.get_by_role("row")).to_have_count(7)
     dialog.get_by_role("button", name="Close").click()
     expect(dialog).to_have_count(0)
-    by_test_id(page, "log-scale").check()
-    with page.expect_download() as download:
-        by_test_id(page, "metrics-csv").click()
+    by_test_id(opened, "log-scale").check()
+    with opened.expect_download() as download:
+        by_test_id(opened, "metrics-csv").click()
     lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
     assert len(lines) == 8  # the names, the evaluation before the first step, six steps
     assert lines[0].startswith("run,step,")

@@ -57,13 +57,6 @@ def test_the_card_lists_the_most_probable_tokens_before_and_after(page: Page, pa
     expect(shown).to_have_count(0)
 
 
-def test_only_the_tokens_after_the_step_are_shown_if_those_before_it_are_missing(page: Page, page_of, tmp_path: Path):
-    open_page(page, page_of(recorded(tmp_path / "run", before=False)))
-    by_test_id(page, "token", row=0, index=0).hover()
-    rows = by_test_id(page, "alternatives").evaluate(READ)
-    assert [row[1:] for row in rows] == [["–", "75\u00a0%"], ["–", "20\u00a0%"], ["–", "4\u00a0%"]]
-
-
 def test_most_probable_tokens_are_encoded_for_the_rows_that_have_them(tmp_path: Path):
     table = parquet.read(recorded(tmp_path / "run", before=True), 1)
     header, columns = unpack(pack(table.take([1, 0])))

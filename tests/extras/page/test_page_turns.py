@@ -1,7 +1,7 @@
 """An episode of several turns shows who wrote what, what each turn adds up to, and where conversations begin."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rewards = [0.0] * 4 + [0.25] + [0.0] * 8 + [-0.5] + [0.0] * 9 + [1.0]
     heard = [turn < 0 for turn in TURNS]
     silent = {
-        name: (
-            [[None if hears else each for each, hears in zip(first, heard, strict=True)], second],
-            numbers,
-        )
+        name: ([[None if hears else each for each, hears in zip(first, heard, strict=True)], second], numbers)
         for name in ("policy_push", "kl_pull", "old_logprobs", "new_logprobs")
         for first, second in [parquet.read(run, 1)[name].to_pylist()]
     }
@@ -68,6 +65,14 @@ def path(page_of: Callable[..., Path], run: Path) -> Path:
     return page_of(run)
 
 
+@pytest.fixture(scope="module")
+def opened(browser: Browser, path: Path) -> Iterator[Page]:
+    """The page of the two rows, drawn once."""
+    with watched_page(browser) as page:
+        open_page(page, path)
+        yield page
+
+
 def first_rollout(page: Page) -> Locator:
     return by_test_id(page, "rollout", row=0)
 
@@ -80,10 +85,9 @@ def figures(head: Locator) -> dict[str, float]:
     }
 
 
-def test_each_turn_has_its_speaker_and_the_exact_sums_of_the_record(page: Page, path: Path, run: Path):
-    open_page(page, path)
+def test_each_turn_has_its_speaker_and_the_exact_sums_of_the_record(opened: Page, run: Path):
     row = parquet.read(run, 1).to_pylist()[0]
-    heads = by_test_id(first_rollout(page), "turn")
+    heads = by_test_id(first_rollout(opened), "turn")
     expect(heads).to_have_count(len(PARTS))
     for head, (start, end, speaker) in zip(heads.all(), PARTS, strict=True):
         expect(by_test_id(head, "fold")).to_have_text(f"▾{speaker}")
@@ -95,37 +99,35 @@ def test_each_turn_has_its_speaker_and_the_exact_sums_of_the_record(page: Page, 
             "moved": math.fsum(row["new_logprobs"][t] - row["old_logprobs"][t] for t in tokens if TURNS[t] >= 0),
         }
         assert figures(head) == (pytest.approx(sums, rel=1e-12) if "policy" in speaker else {})
-    expect(by_test_id(by_test_id(page, "rollout", row=1), "turn")).to_have_count(0)
+    expect(by_test_id(by_test_id(opened, "rollout", row=1), "turn")).to_have_count(0)
 
 
-def test_a_further_conversation_begins_with_a_line_that_says_what_it_follows(page: Page, path: Path):
-    open_page(page, path)
-    line = by_test_id(page, "conversation")
+def test_a_further_conversation_begins_with_a_line_that_says_what_it_follows(opened: Page):
+    line = by_test_id(opened, "conversation")
     expect(line).to_have_text("conversation 2 of this episode, after token 3 above")
     after = line.evaluate("each => each.nextElementSibling.nextElementSibling.firstElementChild.dataset.index")
     assert after == "14"
 
 
-def test_a_call_and_its_result_can_be_folded_by_mouse_and_keyboard(page: Page, path: Path):
-    open_page(page, path)
-    fold = by_test_id(first_rollout(page), "fold").nth(1)
-    result = by_test_id(page, "token", row=0, index=5)
+def test_a_call_and_its_result_can_be_folded_by_mouse_and_keyboard(opened: Page):
+    fold = by_test_id(first_rollout(opened), "fold").nth(1)
+    result = by_test_id(opened, "token", row=0, index=5)
     expect(result).to_be_visible()
     fold.click()
     expect(result).to_be_hidden()
     expect(fold).to_have_attribute("aria-expanded", "false")
-    expect(by_test_id(page, "token", row=0, index=4)).to_be_visible()
-    by_test_id(page, "token", row=0, index=4).click()
-    page.keyboard.press("ArrowRight")
-    expect(by_test_id(page, "token", row=0, index=9)).to_be_focused()  # what is folded is passed over
-    page.keyboard.press("ArrowLeft")
-    expect(by_test_id(page, "token", row=0, index=4)).to_be_focused()
+    expect(by_test_id(opened, "token", row=0, index=4)).to_be_visible()
+    by_test_id(opened, "token", row=0, index=4).click()
+    opened.keyboard.press("ArrowRight")
+    expect(by_test_id(opened, "token", row=0, index=9)).to_be_focused()  # what is folded is passed over
+    opened.keyboard.press("ArrowLeft")
+    expect(by_test_id(opened, "token", row=0, index=4)).to_be_focused()
     fold.focus()
-    page.keyboard.press("Enter")
+    opened.keyboard.press("Enter")
     expect(result).to_be_visible()
-    by_test_id(page, "fold-all").check()
+    by_test_id(opened, "fold-all").check()
     expect(result).to_be_hidden()
-    expect(by_test_id(page, "token", row=0, index=9)).to_be_visible()
+    expect(by_test_id(opened, "token", row=0, index=9)).to_be_visible()
 
 
 def test_a_link_to_a_token_opens_the_part_that_it_is_in(page: Page, page_of, tmp_path: Path):
@@ -147,6 +149,7 @@ def test_an_episode_without_its_middle_has_the_sums_of_all_its_tokens(run: Path)
     assert part["turns"].to_pylist() == whole
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_turns_are_accessible_on_a_phone(browser: Browser, path: Path, theme: str):
     with watched_page(browser, viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=theme) as page:
@@ -155,12 +158,3 @@ def test_turns_are_accessible_on_a_phone(browser: Browser, path: Path, theme: st
         assert not violations(page)
         assert not page.evaluate(SMALL, f"{TARGETS}, {TOKENS}")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_turns_are_accessible_on_a_desk(browser: Browser, path: Path, theme: str):
-    with watched_page(browser, color_scheme=theme) as page:
-        open_page(page, path)
-        by_test_id(page, "fold").first.click()
-        assert not violations(page)

@@ -1,13 +1,14 @@
 """Where a prefix tree of a group has only single leaves, the page shows which words go with the reward."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
-from browser import by_test_id, open_page
-from playwright.sync_api import Page, expect
+from browser import by_test_id, open_page, watched_page
+from playwright.sync_api import Browser, Page, expect
 from run_folders import write_run
 
 from outdo.extras.record import parquet
@@ -21,11 +22,10 @@ def odds_of(page: Page, rows: list[tuple[str, float]]) -> dict[str, Any]:
     return page.evaluate("rows => wordOdds(rows)", rows)
 
 
-def test_log_odds_by_hand(page: Page, small_page: Path):
+def test_log_odds_by_hand(opened: Page):
     """`so` is in 3 of 3 high and 1 of 2 low texts: log(3.5 / 0.5) - log(1.5 / 1.5) = log 7."""
-    open_page(page, small_page)
     texts = [("so 1 one", 1.0), ("so, so 1", 1.0), ("so 1", 1.0), ("no 1", 0.0), ("so 1 no", 0.0)]
-    found = odds_of(page, texts)
+    found = odds_of(opened, texts)
     assert (found["high"], found["low"]) == (3, 2)
     words = {each["word"]: each for each in found["words"]}
     assert set(words) == {"so", ",", "one", "no"}  # 1 is in all texts
@@ -34,14 +34,6 @@ def test_log_odds_by_hand(page: Page, small_page: Path):
     assert words["so"]["error"] == pytest.approx(math.sqrt(1 / 3.5 + 1 / 0.5 + 1 / 1.5 + 1 / 1.5))
     assert words["no"]["odds"] == pytest.approx(math.log(0.5 / 3.5) - math.log(2.5 / 0.5))
     assert found["words"][0]["word"] == "no"  # log-odds of -3.6 with an error of 1.7: the farthest from 0
-
-
-def test_dense_rewards_are_compared_with_their_mean(page: Page, small_page: Path):
-    open_page(page, small_page)
-    found = odds_of(page, [("a", -7.0), ("b", -5.0), ("a", -9.0), ("c", -7.0)])
-    assert (found["high"], found["low"]) == (1, 1)  # two rewards are the mean, -7
-    assert {each["word"]: (each["high"], each["low"]) for each in found["words"]} == {"b": (1, 0), "a": (0, 1)}
-    assert odds_of(page, [("a", 1.0), ("b", 1.0)])["words"] == []
 
 
 def apart(folder: Path) -> Path:
@@ -65,11 +57,17 @@ def apart(folder: Path) -> Path:
     return run
 
 
-def test_words_are_shown_instead_of_a_tree_of_single_leaves(page: Page, page_of, tmp_path: Path):
-    open_page(page, page_of(apart(tmp_path / "run")))
-    shown = by_test_id(page, "word-odds")
+@pytest.fixture(scope="module")
+def opened(browser: Browser, page_of, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with watched_page(browser) as page:
+        open_page(page, page_of(apart(tmp_path_factory.mktemp("runs") / "run")))
+        yield page
+
+
+def test_words_are_shown_instead_of_a_tree_of_single_leaves(opened: Page):
+    shown = by_test_id(opened, "word-odds")
     expect(shown).to_be_visible()
-    expect(by_test_id(page, "tree")).to_have_count(0)
+    expect(by_test_id(opened, "tree")).to_have_count(0)
     rows = shown.evaluate(READ)
     assert rows[0][:3] == ["carry", "4 of 4", "0 of 4"]
     assert rows[0][3] == "+4.4"  # 2 log 9
@@ -78,10 +76,4 @@ def test_words_are_shown_instead_of_a_tree_of_single_leaves(page: Page, page_of,
     assert rows[1][5] == "may be chance"
     assert "guess" in [row[0] for row in rows]
     assert "tens" not in [row[0] for row in rows]
-    expect(page.locator("#tree")).to_contain_text("(n = 4) than below it (n = 4)")
-
-
-def test_a_group_whose_completions_fork_keeps_its_tree(page: Page, small_page: Path):
-    open_page(page, small_page)
-    expect(by_test_id(page, "tree")).to_be_visible()
-    expect(by_test_id(page, "word-odds")).to_have_count(0)
+    expect(opened.locator("#tree")).to_contain_text("(n = 4) than below it (n = 4)")

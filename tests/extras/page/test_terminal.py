@@ -62,26 +62,6 @@ def test_without_colours_signs_show_how_far_and_where_a_token_moved() -> None:
     assert "▾ ▾▾ less likely  ▴ ▴▴ more likely  | clipped, or at its bound" in shown
 
 
-def test_with_colours_the_same_is_shown_and_underlines_are_real() -> None:
-    shown = coloured(row())
-    assert "\x1b[4;37;48;2;30;64;175ma\x1b[0m" in shown
-    assert "\x1b[4;37;48;2;154;52;18m·b\x1b[0m" in shown
-    assert "▴" not in shown
-
-
-def test_the_colour_scale_covers_the_whole_step() -> None:
-    still = row(new_logprobs=[-1.0 + 1e-6] * 4, bound=[None] * 4, clip=["free"] * 4)
-    assert "a·bcd\n" in said(still, row(group=4))
-    assert "a▴▴·b▴▴c▴▴d▴▴\n" in said(still)
-
-
-def test_the_variable_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    shown = coloured(row())
-    assert "a▴▴|·b▾▾|cd▴" in shown
-    assert "48;2" not in shown
-
-
 def test_rollouts_are_sorted_by_reward_unscored_ones_last() -> None:
     unscored = row(rollout=2, reward=None, right=False, status="timed_out", advantage=None)
     shown = said(unscored, row(rollout=0, reward=0.0, right=False), row(rollout=1), row(group=4, rollout=9))
@@ -107,10 +87,6 @@ def test_every_quantity_can_be_shown(by: str) -> None:
     assert QUANTITIES[by].up in said(row(kl_pull=[0.1] * 4, ratio=[1.0, 1.2, 0.9, 1.0]), by=by)
 
 
-def test_a_note_is_shown_if_nothing_can_be_coloured() -> None:
-    assert "ratio in the last pass: nothing to colour" in said(row(ratio=[1.0] * 4), by="ratio")
-
-
 @pytest.mark.parametrize("console", [{}, {"force_terminal": True, "color_system": "truecolor"}])
 def test_control_characters_of_a_model_are_not_printed(console: dict[str, Any]) -> None:
     bad = row(
@@ -130,15 +106,3 @@ def test_control_characters_of_a_model_are_not_printed(console: dict[str, Any]) 
     rest = "".join(part.partition("m")[2] if n else part for n, part in enumerate(shown.split("\x1b[")))
     assert all(character.isprintable() or character == "\n" for character in rest)
     assert rest.count("[red]x[/red][link=http://x]y␛[2J␛]8;;http://x␇z⟨009B⟩1m⟨202E⟩⟨2066⟩␍␀") >= 8
-
-
-def test_a_line_break_is_shown_as_a_mark_and_a_new_line() -> None:
-    assert "a⏎▴▴|\n·b▾▾|" in said(row(pieces=["a\n", " b", "c", "d"]))
-
-
-def test_a_part_of_a_character_shows_its_bytes_and_a_huge_token_its_length() -> None:
-    torn = row(pieces=["", "日", "y" * 10_485_760, "d"], token_bytes=[b"\xe6\x97", b"\xa5", b"y", b"d"])
-    shown = said(torn)
-    assert "⟨e6 97⟩▴▴|日" in shown
-    assert "…(10,485,760 characters)" in shown
-    assert len(shown) < 2000

@@ -9,6 +9,8 @@ from outdo.extras.plan.shapes import known_shapes, shape_of
 from outdo.testing import tiny_model
 from outdo.utils.errors import UserError
 
+pytestmark = pytest.mark.release
+
 
 def test_a_cluster_is_a_number_and_a_card():
     cluster = cluster_named("16xh100")
@@ -33,11 +35,6 @@ def test_all_mistakes_of_a_cluster_are_named_at_once():
     assert "expected price=NUMBER, above 0" in said
     assert "expected 1 to 100,000 devices" in said
     assert "unknown card 'H10'; did you mean H" in said
-
-
-def test_what_is_no_cluster_is_told_how_to_be_one():
-    with pytest.raises(UserError, match="expected COUNTxCARD, for example 8xH100"):
-        cluster_named("eight!")
 
 
 def test_every_card_has_all_numbers_and_a_public_source():
@@ -65,12 +62,6 @@ def test_the_weights_of_published_models_add_up(name, layers, hidden, width, voc
     assert whole == pytest.approx(shape.parameters, rel=0.01)
 
 
-def test_a_size_takes_the_layers_of_the_nearest_model_and_says_so():
-    shape, assumed = shape_of("13B")
-    assert (shape.parameters, shape.active, shape.layers) == (13e9, 13e9, 48)
-    assert assumed == ["model 13B: a dense model with the layers and heads of qwen2.5-14b"]
-
-
 def test_a_name_of_the_hub_is_a_known_model():
     assert shape_of("Qwen/Qwen2.5-7B-Instruct")[0] is known_shapes()["qwen2.5-7b"]
 
@@ -94,8 +85,3 @@ def test_a_folder_of_experts_tells_how_many_weights_compute_a_token(tmp_path):
     assert shape.parameters - shape.active == 3 / 4 * routed
     assert shape.touched(1) == pytest.approx(shape.active)
     assert shape.touched(1000) == pytest.approx(shape.parameters)
-
-
-def test_an_unknown_model_is_answered_with_the_nearest_name():
-    with pytest.raises(UserError, match=r"did you mean qwen2.5-7b"):
-        shape_of("qwen2.5-7")

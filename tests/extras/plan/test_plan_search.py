@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from outdo.config.recipe import Recipe
 from outdo.extras.plan.hardware import cluster_named
-from outdo.extras.plan.layout import ParallelLayout
 from outdo.extras.plan.problem import Problem
 from outdo.extras.plan.reward_models import planned_rewards, reward_work
 from outdo.extras.plan.search import Option, plan, settings_of
 from outdo.extras.plan.shapes import known_shapes
 from outdo.extras.plan.workload import workload_of
 from outdo.utils.errors import UserError
+
+pytestmark = pytest.mark.release
 
 
 def problem(
@@ -52,47 +53,11 @@ def test_a_small_model_has_replicas_and_a_large_one_is_sharded():
     assert "Adam's two moments" in large.refused[0]
 
 
-def test_divided_replicas_gather_whole_weights_to_sample():
-    """Each receives 4 bytes of all weights, and holds them beside its eighth of weights, gradients and moments."""
-    asked = problem("8xH100")
-    sharded = next(each for each in plan(asked, staleness=0).options if each.prediction.layout.kind == "sharded")
-    assert sharded.trainer["weights of the engine while sampling"] == 4 * 7_616_000_000
-    assert sharded.trainer["weights"] == 4 * 7_616_000_000 // 8
-    assert sharded.prediction.update == pytest.approx(4 * 7.616e9 / (0.4 * 450e9))
-    kinds = {each.prediction.layout.kind for each in plan(problem("64xH100", "qwen2.5-32b"), staleness=0).options}
-    assert "sharded" not in kinds  # 131 GB of weights do not fit one device
-
-
-def test_every_option_fits_into_its_devices():
-    asked = problem("32xH100")
-    for option in plan(asked, staleness=2).options:
-        layout = option.prediction.layout
-        assert sum(option.trainer.values()) <= asked.cluster.card.memory * 1.5  # sampling and training alternate
-        assert sum(option.engine.values()) <= asked.cluster.card.memory
-        assert layout.trainers + (layout.samplers if layout.kind == "apart" else 0) <= asked.cluster.devices
-        assert layout.trainers % layout.shards == 0
-
-
-def test_one_device_has_one_layout():
-    found = plan(problem("1xH100", "qwen2.5-0.5b"), staleness=4)
-    assert [option.prediction.layout.kind for option in found.options] == ["replicas"]
-
-
 def test_what_does_not_fit_is_named_with_a_way_out():
     with pytest.raises(UserError, match=r"activations while training.*\n.*gradient_checkpointing=true it fits"):
         plan(problem("1xH100", "qwen2.5-3b", gradient_checkpointing=False))
     with pytest.raises(UserError, match=r"replicas: .* GiB on each device"):
         plan(problem("1xH100", "llama-3.1-405b"))
-
-
-def test_an_engine_that_does_not_fit_is_named():
-    with pytest.raises(UserError, match=r"an engine: .* GiB of weights and an answer of"):
-        plan(problem("4xH100", "llama-3.1-405b", "memory=110", adapter="lora", micro_batch_tokens=2560))
-
-
-def test_without_staleness_no_layout_runs_ahead():
-    options = plan(problem("16xH100"), staleness=0).options
-    assert all(option.prediction.layout.staleness == 0 and option.prediction.oldest == 0 for option in options)
 
 
 def test_one_trainer_and_one_engine_are_compared_and_the_plan_names_their_settings():
@@ -106,15 +71,6 @@ def test_one_trainer_and_one_engine_are_compared_and_the_plan_names_their_settin
         "together": None,
         "apart": """engine='{name = "vllm", python = "..."}' train.max_staleness=2""",
     }
-
-
-def test_the_plan_names_the_settings_of_several_trainers_beside_one_engine():
-    split = ParallelLayout(kind="apart", trainers=4, samplers=2, width=2, shards=4, staleness=1)
-    engine = 'engine=\'{name = "vllm", python = "...", tensor_parallel_size = 2}\''
-    assert settings_of(split) == f"cluster.replicas=4 cluster.shard=true {engine} train.max_staleness=1"
-    assert settings_of(replace(split, shards=1)) == f"cluster.replicas=4 {engine} train.max_staleness=1"
-    assert settings_of(replace(split, samplers=4)) is None  # two engines
-    assert settings_of(replace(split, shards=2)) is None  # replicas of divided models
 
 
 IN_MAIN_MEMORY = "cluster.replicas=2 cluster.shard='{offload = true}'"
@@ -137,27 +93,6 @@ def test_parts_in_main_memory_are_proposed_where_they_are_what_makes_a_model_fit
     assert options(problem("32xH100", "qwen2.5-14b"))["sharded"].main_memory == {}
 
 
-def test_main_memory_that_is_too_small_is_named():
-    with pytest.raises(UserError, match="220 GiB of main memory; a machine has 200"):
-        plan(problem("2xH100", "qwen2.5-14b", "host=100", more={"cluster": OFFLOAD}))
-
-
-OFFLOAD = {"replicas": 2, "shard": {"offload": True}}
-
-
-def test_what_the_recipe_says_of_divided_models_holds_for_every_plan():
-    narrow = {"cluster": {"replicas": 8, "shard": {"offload": True, "reduce_dtype": "bfloat16"}}}
-    found = options(problem("8xH100", "qwen2.5-1.5b", more=narrow))
-    settings_ = "cluster.replicas=8 cluster.shard='{offload = true, reduce_dtype = \"bfloat16\"}'"
-    assert settings_of(found["sharded"].prediction.layout) == settings_
-    assert settings_of(found["replicas"].prediction.layout) == "cluster.replicas=8"
-    plain = options(problem("8xH100", "qwen2.5-1.5b"))["sharded"].prediction
-    saved = 2 * 1.544e9 * 7 / 8 / 450e9  # seconds of half the bytes of gradients
-    assert found["sharded"].prediction.training == pytest.approx(plain.training + 20e-9 * 1.544e9 / 8 - saved)
-    half = options(problem("8xH100", "qwen2.5-1.5b", more={"cluster": {"shard": {"reduce_dtype": "bfloat16"}}}))
-    assert plain.gathering - half["sharded"].prediction.gathering == pytest.approx(saved)
-
-
 def test_shared_sequences_are_proposed_where_activations_are_what_does_not_fit():
     """Two bytes of 28 × 30 × 3584 numbers for 16,384 tokens are 99 GB. Eight devices do not divide 28 heads."""
     asked = problem("8xH100", gradient_checkpointing=False)
@@ -168,12 +103,6 @@ def test_shared_sequences_are_proposed_where_activations_are_what_does_not_fit()
     said = "replicas that divide their models: only if 4 share each sequence; otherwise "
     assert any(each.startswith(said) for each in plan(asked, staleness=0).refused)
     assert options(problem("8xH100"))["sharded"].prediction.layout.sequence == 1
-
-
-def test_shared_sequences_never_cut_a_head():
-    """Of eight devices, eight would fit; 28 heads can be divided by four at most."""
-    with pytest.raises(UserError, match="activations while training"):
-        plan(problem("8xH100", gradient_checkpointing=False, micro_batch_tokens=60_000), staleness=0)
 
 
 def test_as_many_devices_share_a_sequence_as_the_recipe_says():
@@ -202,21 +131,6 @@ def test_the_base_of_an_adapter_is_divided_and_the_adapter_is_whole():
     assert share == pytest.approx(8 * sides * 48 / 14.77e9, rel=1e-3)
 
 
-def test_an_adapter_whose_base_outdo_does_not_divide_is_named():
-    found = plan(problem("4xH100", "qwen2.5-0.5b", adapter="vera"), staleness=0)
-    assert {each.prediction.layout.kind for each in found.options} == {"replicas", "together"}
-    assert any('train.adapter = "vera": does not work on a divided model' in each for each in found.refused)
-    assert all(each.prediction.layout.shards == 1 for each in found.options)
-
-
-def test_frozen_weights_take_the_bytes_in_which_the_recipe_stores_them():
-    sizes = {}
-    for stored in ("auto", "float32", "int8", "nf4"):
-        asked = problem("1xH100", "qwen2.5-1.5b", adapter="lora", more={"weights": stored})
-        sizes[stored] = options(asked)["replicas"].trainer["frozen weights"] / 1.544e9
-    assert sizes == pytest.approx({"auto": 2, "float32": 4, "int8": 1, "nf4": 9 / 16})
-
-
 def test_reward_models_are_kept_scored_and_refreshed():
     """4 bytes of a frozen weight; 12 more of one that learns, and the activations of 16 prompts at most."""
     frozen = {"name": "reward_model", "path": "qwen2.5-0.5b"}
@@ -240,18 +154,6 @@ def test_reward_models_are_kept_scored_and_refreshed():
     assert parts.rewards == pytest.approx(whole.rewards / 4)
     refreshed = 4 * 8 / (2 * 64)  # of the prompts of a step
     assert learned["replicas"].prediction.rewards == pytest.approx(whole.rewards * (1 + 3 * refreshed))
-
-
-def test_a_reward_model_that_is_not_here_is_assumed_to_be_like_the_policy():
-    recipe = problem("1xH100", more={"rewards": {"name": "reward_model", "path": "nowhere"}}).recipe
-    (size,), (said,) = planned_rewards(recipe, known_shapes()["qwen2.5-7b"])
-    assert size.weights == 4 * 7_616_000_000
-    assert said == "reward model nowhere: as large as the policy, because there is no such folder here"
-
-
-def test_cost_of_failures_grows_with_the_cluster():
-    small, large = (plan(problem(f"{n}xH100", prompts=n), staleness=0).best for n in (16, 4096))
-    assert large.goodput < small.goodput
 
 
 @settings(deadline=None, max_examples=12)

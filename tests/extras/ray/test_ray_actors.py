@@ -137,17 +137,6 @@ def test_weights_go_through_files_of_a_shared_folder(opened, monkeypatch, tmp_pa
     engine.engine._folder = engine.engine._parent = None
 
 
-def test_a_weight_that_does_not_arrive_is_named(opened, monkeypatch):
-    policy, engine = opened
-    updated(policy)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine_actors, "buckets", lambda weights: list(buckets(weights))[:-1])
-        patch.setattr(engine_actors, "BUCKET", 8000)
-        with pytest.raises(DeliveryError, match=r"process 1 of the engine does not have the policy's weights .* 1 of"):
-            engine.update_weights(policy)
-    engine.update_weights(policy)
-
-
 def test_ray_listens_on_loopback_only_and_asks_for_a_token(opened):
     processes = [os.getpid(), *family(os.getpid())]
     assert len(listening(processes)) >= 4  # the actor, two of the raylet, the store of the cluster's state
@@ -172,13 +161,6 @@ def listening(processes: list[int]) -> list[str]:
             if state == "0A" and f"socket:[{inode}]" in own:
                 found.append(address.split(":")[0][-8:])
     return found
-
-
-def test_what_an_actor_raises_is_raised_here_and_the_engine_goes_on(opened):
-    policy, engine = opened
-    with pytest.raises(AttributeError, match="no_such_method"):
-        engine.engine._call("no_such_method", [()])
-    assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
 
 
 def test_a_cluster_without_room_is_one_sentence(opened, monkeypatch):
@@ -275,12 +257,6 @@ def test_a_process_ends_beside_a_ray_that_is_stopped():
         if b"ray" in command_line(each):
             with suppress(ProcessLookupError):  # Ray's agents would end by themselves a minute later
                 os.kill(each, signal.SIGKILL)
-
-
-@pytest.mark.long
-def test_a_ray_that_is_stopped_ends_after_the_process_that_started_it():
-    left = left_beside_a_ray_that_is_stopped()
-    wait_until(lambda: gone(left), seconds=600)
 
 
 def left_beside_a_ray_that_is_stopped() -> list[int]:

@@ -1,6 +1,5 @@
 """How far answers have drifted: by hand from whole sequences, and in runs, from each source of the starting policy."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -126,23 +125,19 @@ def test_a_large_model_is_not_loaded_a_second_time(home: Path, start: Policy, mo
     run.close()
 
 
-def test_a_run_measures_it_at_each_evaluation(home: Path) -> None:
-    outdo_(home, "train", "recipe.toml", "run=./out", *RUN)
-    before = json.loads((home / "out/summary.json").read_text())["before"]
-    assert before["drift"] == 0
-    assert before["start_logprob"] < 0
-    assert [abs(line["eval/drift"]) > 1e-3 for line in metrics(home / "out") if "eval/drift" in line] == [True, True]
-
-
 @pytest.mark.parametrize("option", ["init_lora_weights='pissa'", "bias='all'"])
-def test_an_adapter_that_changes_its_base_is_not_measured(home: Path, option: str) -> None:
-    name = option.partition("=")[0]
+def test_an_adapter_that_changes_its_base_is_not_measured(
+    home: Path, start: Policy, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(home)
     tiny_model(home / "biased", arch="qwen2")
-    adapter = f"train.adapter={{name='lora', {option}}}"
-    outdo_(home, "train", "recipe.toml", f"run=./{name}", "model=biased", "steps=1", adapter)
-    assert "eval/drift" not in metrics(home / name)[-1]
+    run = build_run(load("recipe.toml", ["model=biased", f"train.adapter={{name='lora', {option}}}"]))
+    batch = first_completions([group(start, "say cat", "miaow")])
+    assert starting_logprobs(run.recipe, run.models, batch, ALONE) is None
+    run.close()
 
 
+@pytest.mark.release
 def test_a_run_whose_model_folder_has_gone_goes_on_without_it(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home, tmp_path / "home")
     outdo_(tmp_path / "home", "train", "recipe.toml", "run=./gone", *RUN)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from outdo.algorithms.advantages import group_standardised, per_token
@@ -120,17 +119,6 @@ def test_record_and_metrics_equal_those_of_the_outdo_loop(tmp_path: Path) -> Non
     assert {"reward", "moved_right_way", "attained"} <= line.keys()
 
 
-def test_rewards_of_true_and_false_are_verdicts_and_numbers_are_not(tmp_path: Path) -> None:
-    step, new = one_step()
-    verdicts = [True, False, False, True, False, None]
-    recorded(tmp_path / "bools", range(6), step, new, rewards=verdicts)
-    assert parquet.read(tmp_path / "bools", 1)["right"].to_pylist() == verdicts
-    recorded(tmp_path / "numbers", range(6), step, new)
-    assert set(parquet.read(tmp_path / "numbers", 1)["right"].to_pylist()) == {None}
-    (line,) = read_metrics(tmp_path / "numbers" / "metrics.jsonl")
-    assert "right" not in line
-
-
 def test_completions_of_a_prompt_form_a_group_in_any_order(tmp_path: Path) -> None:
     step, new = one_step()
     recorded(tmp_path / "a", range(6), step, new)
@@ -160,20 +148,6 @@ def test_texts_and_rewards_are_sufficient(tmp_path: Path) -> None:
     assert None not in line.values()
 
 
-def test_padded_tensors_and_one_advantage_per_completion_are_accepted(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"tokenizer": TOKENIZER, "prompts": ["a", "a"], "completions": ["4", "123"]}
-    padded = torch.tensor([[-1.0, 9.0, 9.0], [-1.0, -2.0, -3.0]])
-    record(tmp_path, step=1, **given, rewards=[1, 0], advantages=[1.0, -1.0], old_logprobs=padded)
-    found = parquet.read(tmp_path, 1)
-    assert found["old_logprobs"].to_pylist() == [[-1.0], [-1.0, -2.0, -3.0]]
-    assert found["advantages"].to_pylist() == [[1.0], [-1.0] * 3]
-    assert found["policy_push"].to_pylist() == [[0.25], [-0.25] * 3]
-    assert found["bound"].to_pylist() == [[None], [None] * 3]
-    assert "entropy" not in read_metrics(tmp_path / "metrics.jsonl")[0]  # nobody said it
-    record(tmp_path, step=2, **given, rewards=[1, 0], advantages=torch.tensor([1.0, -1.0]), old_logprobs=padded)
-    assert parquet.read(tmp_path, 2)["advantages"].to_pylist() == [[1.0], [-1.0] * 3]
-
-
 def test_the_most_probable_tokens_are_written_as_given(tmp_path: Path) -> None:
     """Fewer at some tokens than at others, in another order of completions, and none before the step."""
     record(
@@ -195,24 +169,6 @@ def test_the_most_probable_tokens_are_written_as_given(tmp_path: Path) -> None:
     assert tops == [[[(5, -0.5), (9, -1.0)], [(6, -0.1)]], [None], [[]]]
     assert found["new_top"].to_pylist()[0][0][0]["piece"] == TOKENIZER.decode([5])
     assert found["old_top"].to_pylist() == [None] * 3
-
-
-def test_untrained_tokens_are_left_out(tmp_path: Path) -> None:
-    record(
-        tmp_path,
-        step=1,
-        tokenizer=TOKENIZER,
-        prompts=["a"],
-        completions=["123"],
-        rewards=[1.0],
-        advantages=[1.0],
-        old_logprobs=[[-1.0] * 3],
-        loss_mask=[[1, 0, 1]],
-    )
-    found = parquet.read(tmp_path, 1)
-    assert found["loss_mask"].to_pylist() == [[True, False, True]]
-    assert found["clip"].to_pylist()[0][1] == "environment"
-    assert found["policy_push"].to_pylist() == [[0.5, None, 0.5]]
 
 
 def test_all_inconsistencies_are_reported_at_once(tmp_path: Path) -> None:

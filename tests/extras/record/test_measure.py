@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outdo.extras.record.reading.measure import QUESTIONS, Reading
+from outdo.extras.record.reading.measure import Reading
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
 from outdo.models.scorer import sequence_logprobs
@@ -80,8 +80,3 @@ def test_questions_and_answers_that_cannot_be_measured_are_left_out(policy: Poli
     other = Reading(policy, lambda prompt, text: [1, 2, 3], TEXTS)  # an environment writes the prompts in its own way
     assert other.measure([group(policy, TEXTS[0], ["miaow"])]) == []
     assert reading.metrics([]) == {}
-
-
-def test_an_evaluation_measures_one_answer_to_each_of_the_first_questions(policy: Policy, reading: Reading) -> None:
-    found = reading.of_evaluation([group(policy, TEXTS[n % 3], ["miaow", "woof"]) for n in range(QUESTIONS + 1)])
-    assert [each.answers for each in found] == [1] * QUESTIONS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outdo.extras.record.reading.swaps import MOST, named_places, question_of, swaps, with_question
+from outdo.extras.record.reading.swaps import named_places, question_of, swaps, with_question
 
 TOPICS = ["bridge", "desert", "grey harbour", "forest", "mirror", "storm", "umbrella"]
 WORDS = ["never", "silver", "twelve", "quiet"]
@@ -38,18 +38,6 @@ def test_a_replaced_word_leaves_the_rest_of_the_question_as_it_is() -> None:
     assert second.of(question) == sentence("bridge", "silver")
 
 
-def test_words_of_a_template_are_compared_place_by_place() -> None:
-    sums = [f"What is {a} plus {b} now" for a in range(1, 9) for b in (2, 3)]
-    for question in sums:
-        assert all(text.isdecimal() for text in changes(question, sums))
-
-
-def test_a_part_of_another_length_is_replaced_as_a_whole() -> None:
-    question = sentence("grey harbour", "never")
-    assert changes(question, [sentence("bridge", "never")])["grey harbour"] == "bridge"
-    assert changes(sentence("bridge", "never"), [question])["bridge"] == "grey harbour"
-
-
 def test_a_word_that_no_other_question_has_one_for_is_hidden() -> None:
     (hidden,) = swaps("Name a river in Asia slowly", ["Name a river in Asia"])
     assert (hidden.other, hidden.of("Name a river in Asia slowly")) == ("", "Name a river in Asia ")
@@ -68,20 +56,10 @@ def test_places_have_the_names_of_the_words_around_them() -> None:
     assert set(named_places(sums)) == {"What is _ plus", "is plus _"}
 
 
-def test_two_places_between_the_same_words_have_two_names() -> None:
-    lists = [f"Sort the words {a} {b} now please" for a, b in zip(TOPICS[3:], WORDS, strict=False)]
-    assert [each.place for each in swaps(lists[0], lists)] == ["the words _ now", "the words _2 now"]
-
-
 def test_questions_without_a_template_have_no_named_places() -> None:
     free = ["Mary has three apples and eats one", "How far does a train go in two hours", "Tom sold clips to friends"]
     assert named_places(free) == []
     assert not any(each.place for each in swaps(free[0], free))
-
-
-def test_of_a_long_question_only_so_many_words_are_replaced() -> None:
-    long = [" ".join(f"{word}{number}" for number in range(40)) for word in ("a", "b")]
-    assert len(swaps(long[0], long)) == MOST
 
 
 def test_the_question_of_messages_is_the_last_one_of_the_user() -> None:

@@ -2,14 +2,11 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 from made_records import TOKEN_TEXTS, group, record_of, rollout, step_of
-from pyarrow import parquet
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -77,14 +74,6 @@ def test_an_episode_has_its_rewards_conversations_and_counts() -> None:
     assert second["counts"] is None
 
 
-def test_steps_in_which_other_things_were_counted_are_read_together(tmp_path: Path) -> None:
-    for number, counts in enumerate([{"tools/calls": 3}, {"agents/calls": 2}, {}]):
-        step = step_of([group("1+1=", [rollout("1", counts=counts)])])
-        parquet.write_table(written(step, record_of(step)), tmp_path / f"{number}.parquet")
-    found = duckdb.sql(f"SELECT counts['tools/calls'] FROM '{tmp_path}/*.parquet' ORDER BY filename")
-    assert found.fetchall() == [(3,), (None,), (None,)]
-
-
 def test_lists_have_one_entry_per_completion_token() -> None:
     found = written().to_pylist()
     record = {name: getattr(RECORD, name) for name in COLUMNS if name != "target"}
@@ -116,23 +105,6 @@ def test_the_text_of_a_completion_continues_that_of_its_prompt() -> None:
     assert (row["prompt_pieces"], row["pieces"], row["token_bytes"]) == (["What"], [" is"], [b" is"])
 
 
-def test_unmeasured_rows_have_no_list() -> None:
-    found = written()
-    assert found["new_logprobs"].is_null().to_pylist() == [not each for each in MEASURED]
-    for absent in ("values", "target"):
-        assert found[absent].null_count == len(found)
-    assert found["ref_logprobs"].null_count == 0
-    assert found["reward_parts"].type.names == ["exact", "format"]
-    assert "reward_parts" not in written(step_of(STEP.groups[:1]), record_of(step_of(STEP.groups[:1]))).column_names
-
-
-def test_targets_are_in_the_column_target() -> None:
-    assert RECORD.advantages is not None
-    record = replace(RECORD, targets=RECORD.advantages)
-    found = written(record=record)
-    assert found["target"].to_pylist() == found["advantages"].to_pylist()
-
-
 def test_the_advantage_is_the_mean_over_trained_tokens() -> None:
     assert RECORD.advantages is not None
     found = written()["advantage"].to_pylist()
@@ -151,22 +123,6 @@ def test_only_half_a_surrogate_pair_is_escaped() -> None:
     assert json.loads(found["answer"][0].as_py()) == {"a": torn}
     strange = step_of([group("1", [rollout("1", reward_parts={"a\ud83d": 1.0})])])
     assert written(strange, record_of(strange))["reward_parts"].to_pylist() == [{"a\\ud83d": 1.0}]
-
-
-def test_every_step_has_the_same_columns() -> None:
-    empty = step_of([])
-    one = step_of([group("1", [rollout("1")])])
-    unmeasured = record_of(one, measured=[False])
-    bare = replace(unmeasured, ref_logprobs=None, advantages=None)
-    schemas = [written(one, bare).schema, written(empty, record_of(empty)).schema, written(one, record_of(one)).schema]
-    assert schemas[0] == schemas[1] == schemas[2]
-
-
-def test_the_table_has_metadata() -> None:
-    assert (
-        json.loads(written(run="add").schema.metadata[b"outdo"]).items()
-        >= {"format": 1, "step": 40, "run": "add"}.items()
-    )
 
 
 def test_a_completion_without_tokens_has_empty_lists() -> None:

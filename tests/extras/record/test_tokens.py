@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from contexts import essay
 from record_cases import groups_of, one_group, one_pass, rollout, step_of
 from torch import Tensor
 
 from outdo.algorithms.advantages import group_standardised, per_token, without_truncated
 from outdo.algorithms.objectives.base import Objective
-from outdo.algorithms.objectives.batch_transforms import high_entropy
 from outdo.algorithms.objectives.corrections import mask
-from outdo.algorithms.objectives.presets import dro, gspo, kl_cov, ppo
+from outdo.algorithms.objectives.presets import dro, gspo, ppo
 from outdo.extras.record.bounds import policy_push
 from outdo.extras.record.tokens import CLIP, TokenRecord, net_pushes, token_record
 from outdo.models.optimiser import OptimiserSettings
@@ -75,28 +73,11 @@ def test_a_token_that_is_pushed_back_is_beyond_its_bound():
     assert words(record_of(groups, batch, dro(), 0.0, -1.1)) == [["free"], ["low"]]
 
 
-def test_a_neutral_token_with_a_push_is_free():
-    groups, batch = judged(rollout(1), advantages=[0.0])
-    assert words(record_of(groups, batch, dro(), 0.0)) == [["neutral"]]
-    assert words(record_of(groups, batch, dro(), 0.0, 0.5)) == [["free"]]
-
-
 def test_a_token_whose_bound_is_beyond_probability_one_is_unreachable():
     groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, -1.0], old=0.84)
     assert words(record_of(groups, batch, ppo(), 0.0)) == [["unreachable"], ["free"]]
     groups, batch = judged(rollout(1), advantages=[1.0], old=0.83)
     assert words(record_of(groups, batch, ppo(), 0.0)) == [["free"]]
-
-
-def test_a_token_whose_rule_requires_more_than_probability_one_is_unreachable():
-    groups, batch = judged(rollout(1), advantages=[1.0], old=0.9)
-    assert words(record_of(groups, batch, essay(rule="tilt", merge="none"), 0.0)) == [["unreachable"]]
-
-
-def test_a_neutral_token_is_not_unreachable():
-    groups, batch = judged(rollout(1), rollout(1), advantages=[0.0, 1.0])
-    batch = batch.with_(prepared={"unreachable": batch.loss_mask})
-    assert words(record_of(groups, batch, ppo(), 0.0)) == [["neutral"], ["unreachable"]]
 
 
 def test_a_clipped_answer_clips_tokens_with_unreachable_bounds():
@@ -109,34 +90,6 @@ def test_tokens_dropped_by_a_correction_are_spared():
     groups, batch = judged(rollout(2), advantages=[1.0])
     batch = batch.with_(rollout_logprobs=torch.tensor([[0.0, math.log(0.5), math.log(0.1)]]))  # π_old / π_rollout = 5
     assert words(record_of(groups, batch, replace(ppo(), correction=mask()), 0.0, HIGH)) == [["high", "spared"]]
-
-
-def test_tokens_left_out_by_an_entropy_mask_are_spared():
-    groups, batch = judged(rollout(2), rollout(2), advantages=[1.0, 0.0])
-    batch = batch.with_(old_entropy=torch.tensor([[0.0, 2.0, 0.1], [0.0, 2.0, 2.0]]))
-    thinned = replace(ppo(), batch_transform=high_entropy(share=0.5))
-    assert words(record_of(groups, batch, thinned, 0.0)) == [["free", "spared"], ["neutral"] * 2]
-
-
-def test_untrained_tokens_do_not_change_neutral_to_spared():
-    groups, batch = judged(rollout(2), rollout(2), advantages=[1.0, 1.0])
-    kept = torch.tensor([[False, True, True], [False, True, False]])
-    batch = batch.with_(loss_mask=kept, advantages=torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))
-    batch = batch.with_(old_entropy=torch.ones(2, 3))
-    thinned = replace(ppo(), batch_transform=high_entropy(share=1.0))
-    assert words(record_of(groups, batch, thinned, 0.0)) == [["free"] * 2, ["neutral", "masked"]]
-
-
-def test_a_zero_advantage_is_neutral_without_an_entropy_mask():
-    groups, batch = judged(rollout(2), advantages=[1.0])
-    batch = batch.with_(advantages=torch.tensor([[0.0, 1.0, 0.0]]))
-    assert words(record_of(groups, batch, ppo(), 0.0)) == [["free", "neutral"]]
-
-
-def test_a_selected_token_of_kl_cov_is_beyond_its_bound_after_any_move():
-    groups, batch = judged(rollout(1), rollout(1), advantages=[0.5, -0.5])
-    batch = batch.with_(old_logprobs=torch.tensor([[0.0, -0.1], [0.0, -1.0]]))
-    assert words(record_of(groups, batch, kl_cov(), 0.0, 0.01)) == [["high"], ["free"]]
 
 
 def test_untrained_tokens_have_a_reason():
@@ -160,19 +113,6 @@ def test_untrained_tokens_have_a_reason():
     ]
 
 
-def test_a_trained_truncated_answer_has_the_usual_states():
-    groups, batch = judged(rollout(2, finish_reason=FinishReason.length), advantages=[1.0])
-    kept = batch.loss_mask.clone()
-    kept[0, 2] = False
-    assert words(record_of(groups, batch.with_(loss_mask=kept), ppo(), 0.0)) == [["free", "masked"]]
-
-
-def test_prompts_and_padding_are_environment_tokens():
-    groups, batch = judged(rollout(1), rollout(2), advantages=[1.0, 1.0])
-    record = record_of(groups, batch, ppo(), 0.0)
-    assert [CLIP[code] for code in record.clip[0]] == ["environment", "free", "environment"]
-
-
 @pytest.mark.parametrize("updates", [[], [Update(metrics={}, tokens={})] * 2], ids=["no pass", "critic alone"])
 def test_without_a_pass_of_the_policy_tokens_are_untrained(updates):
     groups, batch = judged(rollout(1), rollout(1, status="failed"), advantages=[1.0, 0.0])
@@ -185,30 +125,7 @@ def test_without_a_pass_of_the_policy_tokens_are_untrained(updates):
     assert record.rollout_logprobs[:, 1].tolist() == [-0.5, -0.5]
 
 
-def test_a_step_without_rollouts_has_an_empty_record():
-    batch = Batch.from_groups([])
-    assert token_record(step_of([], batch), ppo(), None).clip.shape == batch.token_ids.shape
-
-
 # --------------------------------------------------------------------------------------------------- the numbers
-
-
-def test_pushes_are_summed_over_the_passes_and_the_first_is_the_weight():
-    groups, batch = judged(rollout(1), advantages=[1.0])
-    assert batch.old_logprobs is not None
-
-    def made(move: float, push: float, policy: float) -> Update:
-        tokens = {"push": torch.tensor([[7.0, push]]), "policy_push": torch.tensor([[7.0, policy]])}
-        entropy = torch.tensor([[7.0, 1 + move]])
-        return one_pass(ppo(), batch, batch.old_logprobs + move, entropy=entropy, **tokens)  # type: ignore[operator]
-
-    record = token_record(step_of(groups, batch, made(0.0, 0.5, 1.0), made(0.1, 0.25, 0.5)), ppo(), None)
-    assert record.weight[0, 1] == 1.0
-    assert record.policy_push[0, 1] == 1.5
-    assert record.kl_pull[0, 1] == -0.75
-    assert record.ratio[0, 1] == pytest.approx(math.exp(0.1))
-    assert record.entropy[0, 1] == pytest.approx(1.1)
-    assert record.bound[0, 1] == pytest.approx(math.log(0.5 * 1.2))
 
 
 def test_unknown_values_are_nan_and_missing_tensors_are_none():
@@ -226,25 +143,6 @@ def test_unknown_values_are_nan_and_missing_tensors_are_none():
     assert record.new_logprobs.isnan().all()
     bare = record_of(groups, batch.with_(ref_logprobs=None, values=None), ppo(), 0.0)
     assert (bare.ref_logprobs, bare.values) == (None, None)
-
-
-def test_targets_are_recorded_if_the_objective_sets_them():
-    groups, batch = judged(rollout(1), advantages=[1.0], old=0.25)
-    record = record_of(groups, batch, essay(merge="none"), 0.0)
-    assert record.targets is not None
-    assert record.targets[0, 1] == pytest.approx(math.log(0.5))
-    assert record.bound[0, 1] == record.targets[0, 1]
-
-
-def test_new_logprobs_are_recorded_only_in_measured_rows():
-    groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, -1.0])
-    assert batch.old_logprobs is not None
-    update = one_pass(ppo(), batch, batch.old_logprobs)
-    new = torch.tensor([[0.0, -0.25], [math.nan, math.nan]])
-    record = token_record(step_of(groups, batch, update), ppo(), new)
-    assert record.new_logprobs[0, 1] == -0.25
-    assert record.new_logprobs[1].isnan().all()
-    assert record.new_logprobs[0, 0].isnan()
 
 
 # ---------------------------------------------------------------------------------------------- of a real policy
@@ -310,14 +208,6 @@ def test_answers_with_a_common_prefix_share_one_net_push():
     assert share.tolist() == [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0], [0.0, 1.0, 1.0]]
 
 
-def test_rounding_noise_of_a_sum_is_not_a_push():
-    batch = one_group([[0.5], [0.5], [0.5]], [1.0, 1.0, 1.0], alike=True)
-    third = torch.tensor([[0.0, 1 / 3], [0.0, 1 / 3], [0.0, -2 / 3 - 1e-6]])
-    assert net_pushes(batch, third)[0].tolist() == [[0.0, 0.0]] * 3
-    assert net_pushes(batch, third * torch.tensor([1.0, 1.1]))[0].tolist() == [[0.0, 0.0]] * 3
-    assert (net_pushes(batch, third + torch.tensor([0.0, 0.01]))[0][:, 1] > 0.02).all()
-
-
 def test_bounds_cover_the_measured_rows_or_all_rows():
     answers = [rollout(2), rollout(3), rollout(1)]
     groups, batch = judged(*answers, advantages=[1.0, 1.0, -1.0])
@@ -330,13 +220,3 @@ def test_bounds_cover_the_measured_rows_or_all_rows():
     assert some.isfinite().sum(1).tolist() == [0, 0, 1]
     torch.testing.assert_close(some[2], token_record(step, ppo(), None).bound[2], equal_nan=True)
     assert everywhere.bound.shape == some.shape
-
-
-def test_target_bounds_cover_all_rows():
-    groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, 1.0], old=0.25)
-    objective = essay(merge="none")
-    batch = objective.prepare(batch)
-    assert batch.old_logprobs is not None
-    step = step_of(groups, batch, one_pass(objective, batch, batch.old_logprobs))
-    new = torch.tensor([[0.0, -0.5], [math.nan, math.nan]])
-    assert token_record(step, objective, new).bound.isfinite().sum(1).tolist() == [1, 1]

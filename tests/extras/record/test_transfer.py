@@ -36,17 +36,6 @@ def test_new_answers_are_compared_with_those_of_the_previous_visit():
     }
 
 
-def test_a_first_visit_has_no_metrics():
-    assert seen([group("a", 0.0, 1.0)]) == {}
-    assert seen([]) == {}
-
-
-def test_questions_that_all_stay_the_same_have_no_share_that_rose():
-    found = seen([group("a", 0.0, 1.0)], [group("a", 1.0, 0.0)])
-    assert found["transfer/changed"] == 0
-    assert "transfer/followed" not in found
-
-
 @pytest.mark.parametrize("dense", [False, True], ids=["right or wrong", "dense"])
 @pytest.mark.parametrize("easy", [0.05, 0.3, 0.5, 0.9])
 def test_without_a_change_of_the_policy_a_rise_is_as_likely_as_a_fall(easy: float, dense: bool):
@@ -62,16 +51,6 @@ def test_without_a_change_of_the_policy_a_rise_is_as_likely_as_a_fall(easy: floa
         rises += found.get("transfer/followed", 0.0) * found.get("transfer/changed", 0.0)
     assert changed > 700
     assert abs(2 * rises - changed) < 3 * changed**0.5
-
-
-def test_only_the_previous_visit_counts():
-    found = seen([group("a", 0.0, 1.0)], [group("b", 1.0)], [group("a", 0.0, 0.0)], [group("a", 1.0)])
-    assert (found["transfer"], found["transfer/visits"]) == (1.0, 3.0)
-
-
-def test_answers_without_a_reward_are_ignored():
-    assert seen([group("a", 0.0, 1.0, None)], [group("a", None, 1.0)])["transfer"] == 0.5
-    assert seen([group("a", 0.0, 1.0)], [group("a", None)], [group("a", 1.0)])["transfer"] == 0.5
 
 
 def test_two_groups_of_a_prompt_in_one_step_are_one_visit():

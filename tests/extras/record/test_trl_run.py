@@ -18,8 +18,7 @@ from outdo.testing import tiny_model
 
 # TRL says "gradient checkpointing" where transformers has come to say "activation checkpointing".
 pytestmark = pytest.mark.filterwarnings(
-    r"ignore:`(is_)?gradient_checkpointing\w*` is deprecated:FutureWarning",
-    "ignore:.*pin_memory.*:UserWarning",
+    r"ignore:`(is_)?gradient_checkpointing\w*` is deprecated:FutureWarning", "ignore:.*pin_memory.*:UserWarning"
 )
 STEPS, SIZE = 3, 4
 QUESTIONS = {"1+1=": "2", "2+2=": "4", "3+4=": "7", "5+4=": "9"}
@@ -144,16 +143,6 @@ def test_rewards_stay_with_their_completions(run: tuple[Path, GRPOTrainer, Weigh
             members = [row for row in rows if row["group"] == group]
             by_reward = sorted(members, key=lambda row: row["reward"])
             assert [row["advantage"] for row in by_reward] == sorted(row["advantage"] for row in members)
-
-
-def test_the_metrics_show_whether_tokens_moved(run: tuple[Path, GRPOTrainer, Weights]) -> None:
-    folder, _, _ = run
-    lines = read_metrics(folder / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    for line in lines:
-        assert line["moved_right_way"] + line["moved_wrong_way"] + line["moved_not"] == pytest.approx(1.0)
-        assert line["moved_right_way"] > line["moved_wrong_way"]
-        assert line["entropy"] > 0
 
 
 @pytest.mark.parametrize(

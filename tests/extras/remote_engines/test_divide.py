@@ -30,11 +30,6 @@ def test_the_longest_answers_are_dealt_first():
     assert divide(requests, 2) == [[3], [2, 1, 0]]
 
 
-def test_a_process_may_get_nothing():
-    assert divide(GROUPS[:1], 3) == [[0]]
-    assert divide([], 3) == []
-
-
 def test_the_next_turn_of_an_episode_goes_where_the_turns_before_it_were_sampled():
     first = [replace(each, episode=each.stream._replace(sample=place)) for place, each in enumerate(GROUPS)]
     places = Places(3)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from replica_cases import run_replicas
+from replica_cases import Check, run_checks
 from replica_engines import (
     a_thread_of_the_first,
     faults_of_an_engine,
@@ -13,19 +13,14 @@ from replica_engines import (
 )
 
 
-@pytest.mark.parametrize("body", [processes_of_the_first, faults_of_an_engine])
-def test_replicas_share_the_engine_of_the_first_one(tmp_path: Path, body):
-    run_replicas(2, body, tmp_path)
+def assert_all_hold(checks: list[Check], folder: Path) -> None:
+    assert run_checks(checks, folder) == {check.__name__: "" for check in checks}
 
 
-def test_an_engine_gets_divided_weights_as_a_whole_model(tmp_path: Path):
-    run_replicas(2, whole_folders_and_frozen_weights, tmp_path)
+def test_replicas_share_the_engine_of_the_first_one(tmp_path: Path):
+    assert_all_hold([processes_of_the_first, faults_of_an_engine], tmp_path)
 
 
-def test_a_thread_of_the_first_replica_needs_no_other_one(tmp_path: Path):
-    run_replicas(2, a_thread_of_the_first, tmp_path)
-
-
-def whole_folders_and_frozen_weights(replicas) -> None:
-    whole_folders(replicas)
-    frozen_weights_of_parts(replicas)
+@pytest.mark.release
+def test_an_engine_gets_divided_weights_as_a_whole_model_and_a_thread_of_the_first_needs_no_other_one(tmp_path: Path):
+    assert_all_hold([whole_folders, frozen_weights_of_parts, a_thread_of_the_first], tmp_path)

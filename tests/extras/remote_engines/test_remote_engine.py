@@ -24,15 +24,18 @@ def test_weights_are_delivered_once_for_each_version():
     assert opened.version == 1
 
 
-def test_a_lost_engine_is_restarted_and_the_same_requests_get_the_same_answers(capsys):
+def test_a_lost_engine_is_restarted_and_proved_again_and_the_same_requests_get_the_same_answers(capsys):
     policy = fresh()
     engine = CopyingEngine(policy, losses=2)
     opened = separate(engine)
     opened.update_weights(policy)
+    checked = []
+    opened.proof.check = lambda *how: checked.append(how)
     batch = requests(siblings=2)
     assert opened.generate(batch, SAMPLING) == BuiltinEngine(policy).generate(batch, SAMPLING)
     assert engine.calls.count("restart") == opened.restarts == 2
     assert engine.calls.count("update") == 3
+    assert len(checked) == 2
     assert "the engine is restarted: it has ended" in capsys.readouterr().err
 
 
@@ -43,14 +46,3 @@ def test_an_engine_that_is_lost_again_and_again_is_an_error():
     with pytest.raises(EngineLostError, match="it has ended"):
         opened.generate(requests(), SAMPLING)
     assert opened.restarts == 2
-
-
-def test_what_a_restarted_engine_has_is_proved_again():
-    policy = fresh()
-    engine = CopyingEngine(policy, losses=1)
-    opened = separate(engine)
-    opened.update_weights(policy)
-    checked = []
-    opened.proof.check = lambda *how: checked.append(how)
-    opened.generate(requests(), SAMPLING)
-    assert len(checked) == 1

@@ -4,17 +4,15 @@ import pytest
 from divided_cases import (
     a_base_with_adapters_is_divided,
     a_checkpoint_is_written_while_the_replicas_compute,
-    a_disk_that_is_full_in_the_background_of_one_replica_is_an_error_of_all,
     a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before,
-    a_model_whose_attention_fails_is_padded,
     a_start_takes_a_part_of_the_memory,
     adapters_that_read_the_base_are_refused_before_it_is_read,
     each_replica_reads_its_part,
     faults_of_one_part_are_named_by_all,
     replicas_save_their_shares_together,
-    run_checks,
     weights_of_one_part_that_are_not_finite_are_not_saved,
 )
+from replica_cases import run_checks
 
 pytestmark = pytest.mark.release
 
@@ -24,12 +22,10 @@ CHECKS = [
     a_base_with_adapters_is_divided,
     adapters_that_read_the_base_are_refused_before_it_is_read,
     faults_of_one_part_are_named_by_all,
-    a_model_whose_attention_fails_is_padded,
     a_disk_that_is_full_on_one_replica_leaves_the_checkpoint_before,
     replicas_save_their_shares_together,
     weights_of_one_part_that_are_not_finite_are_not_saved,
     a_checkpoint_is_written_while_the_replicas_compute,
-    a_disk_that_is_full_in_the_background_of_one_replica_is_an_error_of_all,
 ]
 
 

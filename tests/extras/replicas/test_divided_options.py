@@ -1,20 +1,18 @@
 """Divided models in main memory, and gradients that are summed in bfloat16."""
 
 import pytest
-from divided_cases import run_checks
 from divided_options import (
     gradients_are_summed_in_the_dtype_that_is_asked_for,
     offloaded_models_compute_the_same_bits,
-    parts_in_main_memory_are_read_there,
     the_memory_of_a_replica_is_what_the_check_of_a_recipe_says,
 )
+from replica_cases import run_checks
 
 pytestmark = pytest.mark.release
 
 CHECKS = [
     the_memory_of_a_replica_is_what_the_check_of_a_recipe_says,
     offloaded_models_compute_the_same_bits,
-    parts_in_main_memory_are_read_there,
     gradients_are_summed_in_the_dtype_that_is_asked_for,
 ]
 

@@ -1,28 +1,24 @@
 """Reward models that are divided among replicas score and learn as those of one process do."""
 
 import pytest
-from divided_cases import run_checks
 from divided_rewards import (
     a_divided_reward_model_goes_on_from_its_state,
     a_divided_reward_model_learns_as_one_process_does,
     a_divided_reward_model_scores_as_one_process_does,
     a_divided_reward_model_takes_a_part_of_the_memory,
     a_reward_model_of_a_run_is_refreshed_in_parts,
-    an_adapter_of_a_reward_model_is_whole,
     faults_of_one_part_of_a_reward_model_are_named_by_all,
-    the_replicas_share_the_answers,
 )
+from replica_cases import run_checks
 
 pytestmark = pytest.mark.release
 
 CHECKS = [
     a_divided_reward_model_takes_a_part_of_the_memory,
     a_divided_reward_model_scores_as_one_process_does,
-    the_replicas_share_the_answers,
     a_divided_reward_model_learns_as_one_process_does,
     a_divided_reward_model_goes_on_from_its_state,
     a_reward_model_of_a_run_is_refreshed_in_parts,
-    an_adapter_of_a_reward_model_is_whole,
     faults_of_one_part_of_a_reward_model_are_named_by_all,
 ]
 

@@ -39,6 +39,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.release
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork server")
 def test_a_trainer_that_is_killed_before_its_processes_start_leaves_no_folder(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,12 +8,12 @@ from replica_cases import (
     divided_state,
     errors_of_two_kinds,
     errors_reach_all,
-    many_random_shares_of_parts,
     memory_runs_out,
     one_hangs,
     parts_of_all_models,
     random_shares,
     random_shares_of_parts,
+    run_checks,
     run_replicas,
     samples_of_parts,
     shares_of_a_critic,
@@ -21,26 +21,31 @@ from replica_cases import (
     weights_drift,
 )
 
-
-@pytest.mark.parametrize(
-    "body",
-    [random_shares, random_shares_of_parts, pytest.param(many_random_shares_of_parts, marks=pytest.mark.long)],
-)
-def test_the_gradient_of_any_batch_is_that_of_one_process(tmp_path: Path, body):
-    run_replicas(3, body, tmp_path)
+OF_THREE = [random_shares, random_shares_of_parts]
+MODELS = [parts_of_all_models, shares_of_a_critic, shares_of_a_divided_critic, divided_state, samples_of_parts]
+FAULTS = [memory_runs_out, weights_drift, errors_reach_all, errors_of_two_kinds, closed_runs]
 
 
-@pytest.mark.parametrize(
-    "body", [parts_of_all_models, shares_of_a_critic, shares_of_a_divided_critic, divided_state, samples_of_parts]
-)
-def test_models_of_replicas_compute_what_those_of_one_process_do(tmp_path: Path, body):
-    run_replicas(2, body, tmp_path)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    of_two, of_three = (tmp_path_factory.mktemp("replicas") for _ in range(2))
+    return run_checks(MODELS + FAULTS, of_two) | run_checks(OF_THREE, of_three, 3)
 
 
-@pytest.mark.parametrize("body", [memory_runs_out, weights_drift, errors_reach_all, errors_of_two_kinds, closed_runs])
-def test_what_happens_on_one_replica_is_known_to_all(tmp_path: Path, body):
-    run_replicas(2, body, tmp_path)
+@pytest.mark.parametrize("check", [check.__name__ for check in OF_THREE])
+def test_the_gradient_of_any_batch_is_that_of_one_process(found: dict[str, str], check: str):
+    assert not found[check], found[check]
+
+
+@pytest.mark.parametrize("check", [check.__name__ for check in MODELS])
+def test_models_of_replicas_compute_what_those_of_one_process_do(found: dict[str, str], check: str):
+    assert not found[check], found[check]
+
+
+@pytest.mark.parametrize("check", [check.__name__ for check in FAULTS])
+def test_what_happens_on_one_replica_is_known_to_all(found: dict[str, str], check: str):
+    assert not found[check], found[check]
 
 
 def test_a_replica_that_hangs_is_given_up_after_the_timeout(tmp_path: Path):
-    run_replicas(2, one_hangs, tmp_path, timeout=5)
+    run_replicas(2, one_hangs, tmp_path, timeout=3)

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from divided_cases import run_checks
-from replica_cases import run_replicas
+from replica_cases import run_checks, run_replicas
 from sequence_cases import (
     a_part_is_never_computed,
     a_wrong_exchange_is_found_at_the_start,
@@ -12,13 +11,10 @@ from sequence_cases import (
     equal_gradients_with_two_threads,
     given_routes_are_replayed,
     half_of_the_activations,
-    heads_of_a_critic,
-    layers_that_are_computed_again,
     memory_runs_out_in_a_part,
     models_beside_the_policy,
     models_that_have_no_parts,
     pairs_and_fours,
-    updates_in_float64,
     updates_of_all_objectives,
     updates_of_other_architectures,
 )
@@ -27,14 +23,11 @@ pytestmark = pytest.mark.release
 
 CHECKS = [
     updates_of_all_objectives,
-    updates_in_float64,
     updates_of_other_architectures,
     equal_gradients_with_two_threads,
     given_routes_are_replayed,
     batches_of_any_shape,
-    layers_that_are_computed_again,
     models_beside_the_policy,
-    heads_of_a_critic,
     half_of_the_activations,
     models_that_have_no_parts,
     a_wrong_exchange_is_found_at_the_start,

@@ -174,13 +174,10 @@ except RuntimeError:
             "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
             Ending.timeout,
         ),
-        ("9 ** 9 ** 9", Ending.timeout),
         ("a = bytearray(1 << 30)", Ending.resource),
-        ("a = []\nwhile True: a.append(bytearray(1 << 20))", Ending.resource),
         ("while True: print('a' * 1000)", Ending.resource),
         ("import sys\nwhile True: sys.stderr.write('a' * 1000)", Ending.resource),
         ("import os\nos._exit(0)", Ending.exited),
-        ("import os\nos.abort()", Ending.exited),
         ("import ctypes\nctypes.string_at(0)", Ending.exited),
         ("import sys\nsys.exit('infrastructure')", Ending.exited),
         ("import os\nfor n in range(3): os.close(n)", Ending.exited),
@@ -201,9 +198,9 @@ def test_a_program_that_computes_is_stopped_by_the_time_that_it_computes(sandbox
 
 
 def test_a_program_that_only_waits_is_stopped_by_the_clock(sandbox: Sandbox):
-    outcome = sandbox.run("import time\ntime.sleep(60)", limits=Limits(wall_seconds=5))
+    outcome = sandbox.run("import time\ntime.sleep(60)", limits=Limits(wall_seconds=2))
     assert (outcome.ending, outcome.exit_status) == (Ending.timeout, None)
-    assert outcome.seconds < 4
+    assert outcome.seconds < 2
 
 
 def test_output_that_is_no_text_does_not_matter(sandbox: Sandbox):

@@ -147,15 +147,6 @@ def test_a_busy_service_is_asked_again_and_one_that_refuses_is_not(
     assert len(service.requests) == sent
 
 
-def test_the_pause_is_what_the_service_asks_for(service: StandIn, monkeypatch: pytest.MonkeyPatch):
-    slept: list[float] = []
-    monkeypatch.setattr(remote, "PAUSES", (1.0, 2.0, 4.0))
-    monkeypatch.setattr(remote.time, "sleep", slept.append)
-    service.replies = [(429, b"", {}), (429, b"", {"Retry-After": "7"}), (503, b"", {"Retry-After": "9999"})]
-    assert Remote(service.url).run("print(1)").ending is Ending.infrastructure
-    assert slept == [1.0, 7.0, remote.LONGEST_PAUSE]
-
-
 def test_a_service_that_is_gone_is_no_reward(service: StandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("outdo.rewards.signatures.RETRY_AFTER", (0.0,))
     reward = load_reward({"name": "code", "sandbox": service.url}, workers=1)
@@ -196,8 +187,3 @@ def test_the_key_goes_to_no_other_host(service: StandIn):
         service.replies = [(302, b"", {"Location": f"{other.url}/run_code"})]
         assert Remote(service.url, "a-secret-key").run("print(1)").ending is Ending.infrastructure
         assert other.keys == []
-
-
-def test_a_key_without_a_service_is_refused():
-    with pytest.raises(UserError, match="the reward code: api_key is that of a service"):
-        load_reward({"name": "code", "sandbox": "bubblewrap", "api_key": "abc"})

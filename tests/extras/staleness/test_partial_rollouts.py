@@ -31,8 +31,7 @@ def in_parts(engine, policy, sampling, asked, limits):
     return [completions[each.stream] for each in asked]
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gpt2"])
-@pytest.mark.parametrize("limits", [(6, 12), (1, 2, 11, 12), (12,)])
+@pytest.mark.parametrize(("arch", "limits"), [("qwen3", (1, 2, 11, 12)), ("gpt2", (6, 12))])
 def test_with_equal_weights_the_parts_of_an_answer_are_the_undivided_one(arch, limits):
     policy, sampling = shared(arch), SamplingParams(max_tokens=12)
     engine, asked = BuiltinEngine(policy, seed=3), requests(siblings=2)
@@ -101,9 +100,8 @@ def ahead_of(policy, *, lag, rounds=0, calls=None):
     return PartialRollouts(sampler, questions, policy, lag=lag, last=LAST), engine
 
 
-@pytest.mark.parametrize("lag", [2, 3])
-def test_each_part_of_an_answer_has_the_weights_that_the_lag_says(lag):
-    policy = fresh()
+def test_each_part_of_an_answer_has_the_weights_that_the_lag_says():
+    lag, policy = 3, fresh()
     ahead, engine = ahead_of(policy, lag=lag)
     asked, versions = [], [0]
     for step, sampled in ahead:
@@ -127,8 +125,7 @@ def test_each_part_of_an_answer_has_the_weights_that_the_lag_says(lag):
     assert ahead.ledger(after=LAST)["asked"] == ahead.ledger(after=LAST)["trained"] == 2 * LAST
 
 
-@pytest.mark.parametrize("is_sampled", [True, False], ids=["sampled", "still waiting"])
-@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize(("is_sampled", "rounds"), [(True, 2), (False, 0)], ids=["sampled", "still waiting"])
 def test_a_state_goes_on_with_unfinished_answers(is_sampled, rounds):
     straight = trained(LAST, rounds=rounds)[0]
     first, policy, ahead = trained(3, rounds=rounds, wait=is_sampled)

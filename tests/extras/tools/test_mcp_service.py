@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from outdo.config.recipe import Piece
-from outdo.extras.episodes.tools import LateError, ToolError
-from outdo.extras.tools import mcp_clients
+from outdo.extras.episodes.tools import ToolError
 from outdo.extras.tools.loading import load_tools
 from outdo.extras.tools.mcp_clients import Service
 from outdo.extras.tools.mcp_server import McpServer
-from outdo.utils.errors import MachineError, UserError
+from outdo.utils.errors import UserError
 
 SERVER = '''
 import json, os, sys, time, uuid
@@ -159,27 +158,12 @@ def test_a_call_waits_for_a_server_that_is_started_again(server: McpServer, runn
         assert call.result() == "3"
 
 
-def test_a_server_that_is_gone_ends_the_run(
-    server: McpServer, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mcp_clients, "PATIENCE", 0.0)
-    running.end()
-    with pytest.raises(MachineError, match="was lost and cannot be used again"):
-        server.call("add", {"a": 1})
-
-
 def test_what_the_server_refuses_and_a_call_that_fails_twice_are_messages(server: McpServer) -> None:
     with pytest.raises(ToolError, match="7"):
         server.call("refuse", {"a": 6})
     with pytest.raises(ToolError, match="during this call"):
         server.call("fail", {"a": 6})
     assert server.call("add", {"a": 1}) == "2"
-
-
-def test_a_late_call_is_told_from_a_server_that_hangs(server: McpServer) -> None:
-    server.seconds = 0.2
-    with pytest.raises(LateError):
-        server.call("wait", {"a": 5})
 
 
 def test_a_server_that_does_not_know_the_key_or_is_not_there_is_refused(running: Running) -> None:

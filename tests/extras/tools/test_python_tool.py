@@ -1,9 +1,6 @@
 """Test the tool `python`: what the policy reads of a program, and how a program and a sandbox can fail."""
 
-import os
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -105,22 +102,6 @@ def test_a_sandbox_that_fails_twice_is_a_verdict_and_no_result() -> None:
     rollout, result = play("print(7)", Scripted(Ending.infrastructure, Ending.infrastructure))
     assert (rollout.status, result) == ("unavailable", "")
     assert not rollout.scored
-
-
-def test_no_more_programs_run_at_the_same_time_than_there_are_processors() -> None:
-    running, most = threading.Semaphore(os.cpu_count() or 1), []
-
-    class Counting(Scripted):
-        def run(self, program: str, stdin: str = "", limits: Limits = LIMITS) -> Outcome:
-            most.append(running.acquire(blocking=False))
-            threading.Event().wait(0.05)
-            running.release()
-            return Outcome(ending=Ending.exited, exit_status=0)
-
-    tool = PythonTool(Counting(), LIMITS, characters=100)
-    with ThreadPoolExecutor(32) as threads:
-        list(threads.map(tool.python, ["pass"] * 3 * (os.cpu_count() or 1)))
-    assert all(most)
 
 
 def test_without_a_sandbox_the_tool_is_refused_unless_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

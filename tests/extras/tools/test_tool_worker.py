@@ -1,6 +1,5 @@
 """Test functions of the user as tools: one that hangs, crashes or fills its memory ends its own call alone."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,10 +98,6 @@ def test_a_result_is_text_or_json_and_an_exception_is_an_error(tool: ToolWorkers
         tool.call(do="long")
 
 
-def test_a_process_is_used_again_and_the_run_goes_on_in_another(tool: ToolWorkers) -> None:
-    assert tool.call(do="process") == tool.call(do="process") != str(os.getpid())
-
-
 def test_a_tool_that_ends_crashes_or_fills_its_memory_is_an_error_and_other_episodes_go_on(tool: ToolWorkers) -> None:
     with ThreadPoolExecutor() as threads:
         others = [threads.submit(tool.call, do="wait") for _ in range(2)]
@@ -182,19 +177,3 @@ def test_a_file_that_cannot_be_imported_is_refused_before_a_model_loads(folder: 
     (folder / "broken").touch()
     with pytest.raises(UserError, match="RuntimeError: broken"):
         ToolWorkers("tool.py:tool", str(folder), LIMITS)
-
-
-def test_a_variable_that_a_tool_shall_get_and_that_is_not_set_is_refused() -> None:
-    with pytest.raises(UserError, match=r"the tool tool\.py:tool: the environment variable NO_SUCH_KEY is not set"):
-        episodes(environment=["NO_SUCH_KEY"])
-
-
-def test_a_process_that_cannot_be_started_ends_the_run(tool: ToolWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*_: Any, **__: Any) -> None:
-        raise BlockingIOError("Resource temporarily unavailable")
-
-    with pytest.raises(ToolError):
-        tool.call(do="exit")
-    monkeypatch.setattr(tool, "_start", none_left)
-    with pytest.raises(MachineError, match="a worker process for the tool tool cannot be started: Resource"):
-        tool.call(do="text")

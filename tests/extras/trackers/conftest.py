@@ -40,9 +40,19 @@ def leave(step):
 @pytest.fixture
 def tracked_home(tmp_path: Path) -> Path:
     """Model, data, reward, recipe and functions, for one test to change."""
-    write_home(tmp_path)
-    (tmp_path / "hooks.py").write_text(HOOKS)
-    return tmp_path
+    return with_hooks(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for the tests of a file."""
+    return with_hooks(tmp_path_factory.mktemp("home"))
+
+
+def with_hooks(folder: Path) -> Path:
+    write_home(folder)
+    (folder / "hooks.py").write_text(HOOKS)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -81,6 +81,7 @@ def test_the_clients_have_every_metric_of_every_step_and_a_resumed_run_continues
     assert {each.path for each in client.list_artifacts(there.info.run_id)} == {"completions", "report.html"}
 
 
+@pytest.mark.release
 def test_trackio_has_the_metrics_and_continues_its_run(tracked_home, offline):
     trackio = pytest.importorskip("trackio")
     with_clients(tracked_home, offline, *SIX, "steps=3", "track=trackio")
@@ -90,17 +91,26 @@ def test_trackio_has_the_metrics_and_continues_its_run(tracked_home, offline):
     assert {line["step"] for line in logs} == set(range(7))
 
 
-def test_trackers_that_hang_raise_crash_or_are_slow_change_nothing(tracked_home):
-    outdo_(tracked_home, *SIX)
-    plain = tracked_home / "run"
-    names = ("fail", "crash", "leave", "slow", "note")
-    tables = ", ".join(f'"hooks.py:{name}"' for name in names)
+NOTE = '{name = "hooks.py:note", completions = 3, out = "%s"}'
+ENDS = """{name = 'on_end', command = 'echo "$OUTDO_STATE in $OUTDO_RUN" > ended; ls tracked/report.html && exit 3'}"""
+
+
+@pytest.fixture(scope="module")
+def tracked(shared_home: Path) -> tuple[Path, str]:
+    """A home with a plain run, and a run that is tracked well, badly and slowly; and what the latter said."""
+    home = shared_home
+    outdo_(home, *SIX)
+    bad = ", ".join(f'"hooks.py:{name}"' for name in ("fail", "crash", "leave", "slow"))
     hang = '{name = "hooks.py:hang", deadline = 1}'
-    said = outdo_(tracked_home, *SIX, "run=./tracked", f"track=[{hang}, {tables}]")
-    tracked = tracked_home / "tracked"
-    assert weights(tracked) == weights(plain)
-    assert timeless(tracked) == timeless(plain)
-    lost = {line.partition(": ")[0]: line for line in said.splitlines() if "not delivered" in line}
+    said = outdo_(home, *SIX, "run=./tracked", f"track=[{hang}, {bad}, {NOTE % 'live.jsonl'}, {ENDS}]")
+    return home, said
+
+
+def test_trackers_that_hang_raise_crash_or_are_slow_change_nothing(tracked):
+    home, said = tracked
+    assert weights(home / "tracked") == weights(home / "run")
+    assert timeless(home / "tracked") == timeless(home / "run")
+    lost = {line.partition(": ")[0]: line for line in said.splitlines() if "steps were not delivered" in line}
     assert lost.keys() == {f"hooks.py:{name}" for name in ("hang", "fail", "crash", "leave")}
     assert "7 of 7 steps were not delivered: it did not end within 1 s" in lost["hooks.py:hang"]
     assert "no place for step 6" in lost["hooks.py:fail"]
@@ -109,25 +119,29 @@ def test_trackers_that_hang_raise_crash_or_are_slow_change_nothing(tracked_home)
     assert "`outdo track tracked --to hooks.py:fail` sends the whole run" in lost["hooks.py:fail"]
 
 
-def test_what_a_tracker_missed_is_sent_afterwards(tracked_home):
-    note = '{name = "hooks.py:note", completions = 3, out = "%s"}'
-    outdo_(tracked_home, *SIX, "track=" + note % "live.jsonl")
-    run = tracked_home / "run"
-    said = outdo_(tracked_home, "track", "run", "--to", note % "later.jsonl")
-    assert "hooks.py:note: run was sent" in said
+def test_what_a_tracker_missed_is_sent_afterwards(tracked):
+    home, _ = tracked
+    said = outdo_(home, "track", "tracked", "--to", NOTE % "later.jsonl")
+    assert "hooks.py:note: tracked was sent" in said
     live, later = (
-        [json.loads(line) for line in (tracked_home / name).read_text().splitlines()]
-        for name in ("live.jsonl", "later.jsonl")
+        [json.loads(line) for line in (home / name).read_text().splitlines()] for name in ("live.jsonl", "later.jsonl")
     )
     assert later == live
     assert [step for step, *_ in later] == list(range(7))
     _, last, completions, folder = later[-1]
-    assert last == {name: value for name, value in metrics(run)[-1].items() if name != "step"}
-    assert folder == str(run)
+    assert last == {name: value for name, value in metrics(home / "tracked")[-1].items() if name != "step"}
+    assert folder == str(home / "tracked")
     assert [row["status"] for row in completions] == ["ok"] * 3
     assert {"question", "prompt", "completion", "reward", "right"} <= completions[0].keys()
 
 
+def test_a_command_runs_at_the_end_of_a_run_learns_its_state_and_may_fail(tracked):
+    home, said = tracked
+    assert (home / "ended").read_text() == f"finished after 6 steps in {home / 'tracked'}\n"
+    assert "on_end: the end of the run was not delivered: RuntimeError: the command ended with status 3" in said
+
+
+@pytest.mark.release
 def test_a_run_that_goes_on_can_be_followed_to_its_end(tracked_home):
     training = Command(tracked_home, *SIX, "steps=20")
     wait_until(lambda: (tracked_home / "run" / "environment.json").exists(), seconds=600)
@@ -159,15 +173,7 @@ def test_a_tracker_that_fails_to_be_sent_a_run_keeps_its_id(tracked_home, monkey
     assert (run / "trackers" / "hooks_py_crash.json").exists()
 
 
-def test_a_command_runs_at_the_end_of_a_run_and_learns_its_state(tracked_home):
-    command = "{name = 'on_end', command = 'echo \"$OUTDO_STATE in $OUTDO_RUN\" > ended; ls run/report.html'}"
-    assert "not delivered" not in outdo_(tracked_home, *SIX, f"track={command}")
-    assert (tracked_home / "ended").read_text() == f"finished after 6 steps in {tracked_home / 'run'}\n"
-    failing = "{name = 'on_end', command = 'exit 3'}"
-    said = outdo_(tracked_home, *SIX, "run=./other", f"track={failing}")
-    assert "on_end: the end of the run was not delivered: RuntimeError: the command ended with status 3" in said
-
-
+@pytest.mark.release
 def test_of_several_replicas_only_the_first_tracks(tracked_home):
     said = together(tracked_home, *SIX, "cluster.replicas=2", "track=hooks.py:note")
     assert "not delivered" not in said

@@ -136,12 +136,6 @@ def test_a_failing_server_is_lost_and_a_refused_request_is_an_error(server, stat
     assert engine.generate(requests()[:1], SAMPLING)
 
 
-def test_a_server_that_is_not_there_is_lost():
-    policy = fresh()
-    with pytest.raises(EngineLostError, match="no answer"):
-        vllm(policy, url="http://127.0.0.1:9").update_weights(policy)
-
-
 def test_a_whole_model_with_new_weights_is_refused(server):
     policy = fresh()
     engine = vllm(policy, url=url(server))
@@ -149,11 +143,3 @@ def test_a_whole_model_with_new_weights_is_refused(server):
     policy.optimiser.steps = 1
     with pytest.raises(EngineError, match="the weights of a whole model cannot be sent to a server"):
         engine.update_weights(policy)
-
-
-def test_an_adapter_that_must_be_merged_is_refused(server):
-    model, tokenizer = tiny_model()
-    attach(model, adapter_config("lora", r=4, use_dora=True))
-    policy = Policy(model, tokenizer)
-    with pytest.raises(EngineError, match="LoRA with use_dora; a server gets no merged weights"):
-        vllm(policy, url=url(server)).update_weights(policy)
