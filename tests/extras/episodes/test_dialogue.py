@@ -244,7 +244,7 @@ class Broken:
         return 1.0
 
 
-@pytest.mark.parametrize("way", ["init", "begin", "raises", "late", "type", "role", "nan", "final"])
+@pytest.mark.parametrize("way", ["init", "raises", "late", "role", "nan", "final"])
 def test_an_environment_that_fails_is_a_verdict_and_never_a_reward(way: str) -> None:
     ways = iter([way, "sound", "sound"])
     environment = dialogue(lambda: Broken(next(ways)), timeout=0.5 if way == "late" else 60)

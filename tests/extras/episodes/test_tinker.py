@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from episode_cases import TEMPLATE, dialogue, question, tool_tokenizer
 
-from outdo.config.environments import environment_mistakes
 from outdo.config.recipe import Piece
 from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.environment import load_class
@@ -154,13 +153,6 @@ def test_an_environment_whose_tokens_would_not_be_those_of_the_run_is_a_failure(
     environment.max_failed = 0.0
     with pytest.raises(RewardError, match=reason):
         play(environment, [["3", "5"]])
-
-
-def test_a_recipe_need_not_give_what_outdo_gives(code: Path) -> None:
-    assert list(environment_mistakes(Piece(name="guess.py:make", options={"guesses": 2}))) == []
-    assert list(environment_mistakes(Piece(name="guess.py:GuessGroup", options={}))) == []
-    (mistake,) = environment_mistakes(Piece(name="guess.py:make", options={"gueses": 2}))
-    assert "did you mean guesses?" in mistake
 
 
 def test_the_policy_gives_the_sampled_tokens_the_engines_probabilities(code: Path) -> None:

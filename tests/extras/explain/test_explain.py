@@ -141,23 +141,6 @@ def said(objective: Objective, asked: ExplainArguments, **options: Any) -> str:
     return page.getvalue()
 
 
-def test_the_command_prints_speed_distance_and_destination() -> None:
-    page = said(grpo(beta=0.02), ExplainArguments(old=0.5, news=[0.6], ref=0.1, advantage=0.01, group=8, length=20))
-    for line in (
-        "mine: one token, π_old = 0.5, π_ref = 0.1, Â = 0.01",
-        "× 1/8       for a group of 8",
-        "× 1/20      for an answer of 20",
-        "The policy term pulls up until πθ = 0.6, a ratio of 1.2.",
-        "It has no gradient from 0.6 to 1.",
-        "All terms together have a maximum at 0.1127 (stationary).",
-        "Any number of small updates takes πθ from 0.5 to 0.1127.",
-        "Â + β (π_ref / πθ - 1) = 0.01 + 0.02 (0.1 / 0.5 - 1) = -0.006 at π_old (DeepSeekMath, equation 21).",
-        "Â ≤ β: at πθ = π_old it is 0 for π_ref = 0.25.",
-    ):
-        assert line in page
-    assert re.search(r"0\.6⁻ +1\.2 +1\.2 +0\.012 +\+0\.02 +-0\.02778 +-0\.007778", page)
-
-
 @pytest.mark.parametrize(
     ("objective", "advantage", "line"),
     [
@@ -165,11 +148,8 @@ def test_the_command_prints_speed_distance_and_destination() -> None:
         (grpo(), 1.0, "Â > β: at πθ = π_old there is no π_ref for which it is 0."),
         (grpo(), -1.0, "it is 0 for π_ref = 23.4, which no probability is."),
         (likelihood(), -1.0, "The policy term pulls down, and has no bound."),
-        (tpo(), 1.0, "The policy term has no gradient."),
         (tpo(), 1.0, "here there is only one."),
         (gspo(), 1.0, "until πθ = 0.90036, a ratio of 1.0004."),
-        (gspo(), 1.0, "It has no gradient from 0.90036 to 1."),
-        (gspo(), 1.0, "takes πθ from 0.9 to 0.90036."),
         (gspo(), -1.0, "until πθ = 0.89973, a ratio of 0.9997."),
     ],
 )

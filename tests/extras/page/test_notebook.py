@@ -103,16 +103,6 @@ def test_tokens_are_coloured_by_their_leverage() -> None:
     assert "Step 40, group 0 of 1" in parsed.text
 
 
-def test_answers_with_the_same_beginning_show_the_sum_of_their_pushes() -> None:
-    same = step(group(rollout("one two"), rollout("one two")), passes=1)
-    push = same.updates[0].tokens["push"] * torch.tensor([[1.0], [-1.0]])
-    opposed = Update(metrics={}, tokens={**same.updates[0].tokens, "push": push})
-    parsed = Parsed(show(replace(same, updates=[opposed]), TOKENIZER))
-    spans = [attributes for tag, attributes in parsed.tags if tag == "span"]
-    assert {each.get("title") for each in spans} == {"net push +0, probability 0.75"}
-    assert not any("class" in each for each in spans)
-
-
 def hostile() -> Group:
     ids = rollout("x").token_ids
     bad = replace(rollout("x", 1.0), text=HOSTILE, status="ok")

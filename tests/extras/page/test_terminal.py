@@ -70,18 +70,6 @@ def test_rollouts_are_sorted_by_reward_unscored_ones_last() -> None:
     assert "no reward, timed_out, 4 tokens" in shown
 
 
-def test_an_unmeasured_group_is_coloured_by_its_leverage_with_a_note() -> None:
-    certain = row(new_logprobs=None, old_logprobs=[-1.0, -1.0, -1.0, -1e-6])
-    shown = said(certain)
-    assert "moved is not known for this group; colours show leverage" in shown
-    assert "a▴▴·b▾▾|cd\n" in shown  # the last one is pushed, and cannot move
-    shown = said(certain | {"net_push": None})
-    assert "moved is not known for this group; colours show policy_push" in shown
-    assert "a▴▴·b▾▾|cd▴▴" in shown
-    shown = said(certain | {"net_push": None, "policy_push": None})
-    assert "moved is not known for this group; leverage and policy_push are not known either" in shown
-
-
 @pytest.mark.parametrize("by", QUANTITIES)
 def test_every_quantity_can_be_shown(by: str) -> None:
     assert QUANTITIES[by].up in said(row(kl_pull=[0.1] * 4, ratio=[1.0, 1.2, 0.9, 1.0]), by=by)

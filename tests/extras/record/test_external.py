@@ -148,29 +148,6 @@ def test_texts_and_rewards_are_sufficient(tmp_path: Path) -> None:
     assert None not in line.values()
 
 
-def test_the_most_probable_tokens_are_written_as_given(tmp_path: Path) -> None:
-    """Fewer at some tokens than at others, in another order of completions, and none before the step."""
-    record(
-        tmp_path,
-        step=1,
-        tokenizer=TOKENIZER,
-        prompts=["a", "b", "a"],
-        completions=[[5, 6], [7], [8]],
-        rewards=[1.0, 0.0, 0.0],
-        new_top=[[[(5, -0.5), (9, -1.0)], [(6, -0.1)]], [[]], [[(9, -0.2)]]],
-        loss_mask=[[1, 1], [1], [0]],
-    )
-    found = parquet.read(tmp_path, 1)
-    tops = [
-        row and [top and [(each["token_id"], round(each["logprob"], 3)) for each in top] for top in row]
-        for row in found["new_top"].to_pylist()
-    ]
-    assert found["token_ids"].to_pylist() == [[5, 6], [8], [7]]
-    assert tops == [[[(5, -0.5), (9, -1.0)], [(6, -0.1)]], [None], [[]]]
-    assert found["new_top"].to_pylist()[0][0][0]["piece"] == TOKENIZER.decode([5])
-    assert found["old_top"].to_pylist() == [None] * 3
-
-
 def test_all_inconsistencies_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         record(

@@ -75,12 +75,3 @@ def test_a_file_system_that_does_not_answer_is_one_sentence(tmp_path, monkeypatc
     monkeypatch.setattr(weights_folder, "SECONDS", 0.2)
     with pytest.raises(EngineError, match=r"weights cannot be written: no result after 0.2 s"):
         WeightsFolder(parent=tmp_path).publish(0, [lambda folder: time.sleep(10)])
-
-
-def test_all_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    done = list[tuple[str, str]]()
-    rename = weights_folder.rename
-    monkeypatch.setattr(weights_folder, "sync", lambda path: done.append(("sync", path.name)))
-    monkeypatch.setattr(weights_folder, "rename", lambda *pair: (done.append(("rename", pair[1].name)), rename(*pair)))
-    WeightsFolder(parent=tmp_path).publish(7, [write])
-    assert done == [("sync", "weights"), ("sync", ".7-1"), ("rename", "7-1")]

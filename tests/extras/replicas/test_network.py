@@ -1,12 +1,10 @@
 """Processes listen where the others reach them; `tests/run/test_two_machines.py` tries it on two machines."""
 
 import os
-import socket
 
 import pytest
 import torch.distributed as dist
 
-from outdo.extras.replicas import network
 from outdo.extras.replicas.launch import LOOPBACK
 from outdo.extras.replicas.network import INTERFACE, choose_interface
 
@@ -39,18 +37,6 @@ def test_the_choice_of_the_user_stays_and_the_others_do_not_wait(monkeypatch: py
     choose_interface(known := store(rank1="10.77.0.2"), 0, 2)
     assert os.environ[INTERFACE] == "mine"
     assert known.check(["outdo/address/0"])
-
-
-@pytest.mark.skipif(LOOPBACK != "lo", reason="only on Linux")
-def test_the_machine_that_is_its_own_master_listens_where_another_machine_is_reached(monkeypatch: pytest.MonkeyPatch):
-    """As on Debian, where the own name is 127.0.1.1."""
-    routes = {"first": "127.0.0.1", "10.77.0.2": "10.77.0.1"}
-    monkeypatch.setattr(network, "_address_towards", routes.get)
-    monkeypatch.setattr(network, "_address_of", {"lo": "127.0.0.1", "eth7": "10.77.0.1"}.get)
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
-    monkeypatch.setenv("MASTER_ADDR", "first")
-    choose_interface(store(rank1="127.0.0.1", rank2="10.77.0.2"), 0, 3)
-    assert os.environ[INTERFACE] == "eth7"
 
 
 @pytest.mark.skipif(LOOPBACK != "lo", reason="only on Linux")

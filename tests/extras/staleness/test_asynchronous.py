@@ -232,6 +232,19 @@ def test_replicas_take_a_state_together_only_where_each_writes_a_part_of_the_wei
     assert len(calls) == is_sharded
 
 
+def test_with_another_lag_the_batches_ahead_are_sampled_again():
+    ahead = sampling_ahead(Sampler(), lag=3)
+    next(iter(ahead))
+    ahead.wait()
+    again = Sampler()
+    resumed = sampling_ahead(again, lag=1)
+    resumed.load_state(saved_and_loaded(ahead.state(after=1)))
+    closed(ahead)
+    assert questions_of(next(iter(resumed))[1]) == IN_ORDER[2:4]
+    closed(resumed)
+    assert 2 in again.versions
+
+
 def test_the_ledger_has_each_question_in_one_place():
     """Half of the questions give no signal, and some get no reward: dynamic sampling takes others instead."""
     policy = fresh()

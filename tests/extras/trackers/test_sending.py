@@ -158,6 +158,15 @@ def test_who_started_the_trackers_and_was_killed_or_interrupted_leaves_them_thei
     wait_until(lambda: not alive(int((run / "child").read_text())), seconds=600)
 
 
+def test_a_tracker_that_hangs_while_a_run_that_has_ended_is_sent_is_killed(run):
+    append(run, 1)
+    said: list[str] = []
+    with sending(run, [tracker(run, "stall", deadline=1)], said.append, follow=False) as lost:
+        pass
+    assert "1 of 1 steps were not delivered: nothing was delivered for 1 s" in said[-1]
+    assert len(lost) == 1
+
+
 def test_a_process_waits_until_the_one_that_serves_its_tracker_has_ended(run):
     append(run, 1)
     said: list[str] = []
@@ -174,6 +183,15 @@ def test_a_process_waits_until_the_one_that_serves_its_tracker_has_ended(run):
     assert not lost
 
 
+def test_a_fault_without_a_reason_says_so(run):
+    append(run, 1)
+    said: list[str] = []
+    with sending(run, [tracker(run, "note")], said.append, follow=False):
+        wait_until(lambda: noted(run) == [1] and not children_of_this_process(), seconds=600)
+        append(run, 2)
+    assert "1 of 2 steps were not delivered: it gave no reason; see " in said[-1]
+
+
 def test_a_tracker_that_cannot_be_started_does_not_end_the_others(run):
     append(run, 1)
     said: list[str] = []
@@ -184,6 +202,12 @@ def test_a_tracker_that_cannot_be_started_does_not_end_the_others(run):
     assert noted(run) == [1]
     assert lost == [bad.name]
     assert f"{bad.name}: does not track this run: its process cannot be started: " in said[0]
+
+
+def test_a_run_folder_without_room_for_trackers_is_one_sentence(run):
+    (run / "trackers").symlink_to(run / "nowhere")  # as in a read-only folder, mkdir fails
+    with pytest.raises(RunFolderError, match="trackers: cannot be created: "), sending(run, [], print, follow=False):
+        pass
 
 
 def test_a_run_that_is_sent_anew_keeps_its_id_until_it_has_another_one(run):
