@@ -61,9 +61,9 @@ def _replica(rank: int, count: int, body: Callable[[Replicas], None], folder: st
         body(replicas)
 
 
-def run_checks(checks: list[Check], folder: Path, count: int = 2) -> dict[str, str]:
+def run_checks(checks: list[Check], folder: Path, count: int = 2, *, timeout: float = 300.0) -> dict[str, str]:
     """Run checks one after the other in the same replicas; return the traceback of each, empty if it holds."""
-    run_replicas(count, _Checks(checks), folder)
+    run_replicas(count, _Checks(checks), folder, timeout=timeout)
     return {
         check.__name__: "\n".join((folder / f"{check.__name__}-{rank}").read_text() for rank in range(count)).strip()
         for check in checks

@@ -29,7 +29,7 @@ FAULTS = [memory_runs_out, weights_drift, errors_reach_all, errors_of_two_kinds,
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     of_two, of_three = (tmp_path_factory.mktemp("replicas") for _ in range(2))
-    return run_checks(MODELS + FAULTS, of_two) | run_checks(OF_THREE, of_three, 3)
+    return run_checks(MODELS + FAULTS, of_two, timeout=120) | run_checks(OF_THREE, of_three, 3)
 
 
 @pytest.mark.parametrize("check", [check.__name__ for check in OF_THREE])
