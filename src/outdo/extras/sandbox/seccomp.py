@@ -1,9 +1,10 @@
 """Write the filter of system calls that a program in a sandbox has, as a BPF program for the kernel.
 
 A program is a single process, which may start threads: it can neither start processes nor leave one behind, and its
-limit of memory is the limit of all. It opens no socket, keeps no memory outside of its address space, changes no file
-and no other process, and reaches no part of the kernel that a Python program does not need. The names of system calls
-are resolved by libseccomp, for the architecture of this machine.
+limit of memory is the limit of all. It opens no socket but pairs that are connected with each other (asyncio needs
+one), keeps no memory outside of its address space, changes no file and no other process, and reaches no part of the
+kernel that a Python program does not need. The names of system calls are resolved by libseccomp, for the architecture
+of this machine.
 """
 
 import ctypes
