@@ -17,7 +17,7 @@ from outdo.utils.text import dotted
 
 ODD: tuple[Any, ...] = (
     *(None, "", "x", 'a"\n\\', True, 0, -1, 10**30, 1e-300, math.inf, math.nan, [], [1, "a"], {"a": 1}),
-    *(False, 2, 0.5, "other", "User: {}", [0.8, 0.9], ["q_proj"]),
+    *(False, 2, 4096, 0.5, "other", "User: {}", [0.8, 0.9], ["q_proj"]),
 )
 CONVERTERS = {"trl": convert_trl, "verl": convert_verl, "openrlhf": convert_openrlhf}
 NEEDED: dict[str, dict[str, Any]] = {
@@ -60,10 +60,6 @@ BRANCHES: dict[str, list[dict[str, Any]]] = {  # settings that give others a mea
 }
 
 
-NAMES_OF_A_RUN = {"wandb_project", "wandb_run_name"}
-"""A tracker of outdo names a run after its folder, and these settings are left out."""
-
-
 @pytest.mark.parametrize("library", CONVERTERS)
 def test_every_setting_has_an_effect_or_a_remark_and_an_odd_value_is_a_mistake_or_a_recipe(
     library: str, tmp_path: Path
@@ -73,7 +69,7 @@ def test_every_setting_has_an_effect_or_a_remark_and_an_odd_value_is_a_mistake_o
     settings = [*dict(dotted(table["defaults"])), *table.get("others", "").split()]
     further = ["train_dataset", "eval_dataset", "tools", "peft_config", "datasets"] if library == "trl" else []
     for name in dict.fromkeys([*settings, *table["numbers"].split(), *further]):
-        has_effect = name in NAMES_OF_A_RUN or name not in settings
+        has_effect = name not in settings
         for value, (branch, before) in product(ODD, zip(BRANCHES[library], plain, strict=True)):
             if branch and has_effect:
                 continue

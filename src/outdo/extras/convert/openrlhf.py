@@ -201,7 +201,7 @@ def _during_the_run(c: Conversion) -> None:
     if given["vllm_num_engines"]:
         c.remark("vllm_num_engines", OWN_ENGINE)
     c.settings["seed"] = given["seed"]
-    given.read |= {"save_path", "ckpt_path", "max_ckpt_num", "wandb_project", "wandb_run_name"}
+    given.read |= {"save_path", "ckpt_path", "max_ckpt_num"}
 
 
 RULES: tuple[Rule, ...] = (_objective, _advantage, _data, _rewards, _model, _optimiser, _during_the_run)
