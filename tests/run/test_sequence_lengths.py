@@ -86,14 +86,39 @@ def test_streamed_questions_are_sampled_as_well(home: Path):
 def test_prompts_that_are_refused_are_an_error_and_those_left_out_a_warning(home: Path):
     allowed = "data.max_prompt_tokens=30"
     worst = "question 40: its prompt has 40 tokens, more than the 30 allowed"
-    assert checked(home, allowed, "data.overlong=refuse").errors[0] == worst
+    counted = "10 of 40 training prompts looked at are too long (data.max_prompt_tokens)"
+    assert checked(home, allowed, "data.overlong=refuse").errors[0] == f"{worst}; {counted}"
     dropped = checked(home, allowed)
     assert dropped.errors == []
-    assert [each for each in dropped.warnings if each.startswith(f"{worst}, and is left out; 10 of 40 prompts")]
+    assert f"{worst}, and is left out; {counted}" in dropped.warnings
     assert any("prompts of 1 to 30 tokens" in note for note in dropped.notes)
     none_left = check(recipe(home, "data.max_prompt_tokens=1"), render=lambda question: Rendered("x", tokens=2))
-    assert none_left.errors[0] == "question 1: its prompt has 2 tokens, more than the 1 allowed"
+    assert none_left.errors[0].startswith("question 1: its prompt has 2 tokens, more than the 1 allowed; 40 of 40")
     assert not checked(home, "data.max_prompt_tokens=40", "data.overlong=refuse").errors
+
+
+def test_the_longest_of_many_prompts_is_found_outside_the_sample(home: Path, tmp_path: Path):
+    rows = [{"prompt": "x" * (50 if n in (1234, 1235) else 5) + str(n), "answer": "1"} for n in range(10 * SAMPLED)]
+    (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = ["data.max_prompt_tokens=30", f"data.path={tmp_path / 'many.jsonl'}"]
+    (warning,) = (each for each in checked(home, *settings).warnings if "too long" in each)
+    worst = "question 1235: its prompt has 54 tokens, more than the 30 allowed"
+    counted = f"2 of {SAMPLED + 8} training prompts looked at, of 2,560 training questions, are too long"
+    assert warning == f"{worst}, and is left out; {counted} (data.max_prompt_tokens)"
+    found = checked(home, *settings, "data.overlong=refuse")
+    assert found.errors[0] == f"{worst}; {counted} (data.max_prompt_tokens)"
+    assert any(f"prompts of 6 to 9 tokens ({SAMPLED} of 2,560 questions)" in note for note in found.notes)
+
+
+def test_a_held_out_prompt_that_is_too_long_is_found_as_well(home: Path, tmp_path: Path):
+    (tmp_path / "held_out.jsonl").write_text(
+        json.dumps({"prompt": "x" * 50, "answer": "1"}) + "\n" + json.dumps({"prompt": "x", "answer": "1"})
+    )
+    settings = ["data.max_prompt_tokens=45", f"data.eval_path={tmp_path / 'held_out.jsonl'}"]
+    worst = "question 1: its prompt has 50 tokens, more than the 45 allowed"
+    counted = "1 of 2 held-out prompts looked at are too long (data.max_prompt_tokens)"
+    assert f"{worst}, and is left out; {counted}" in checked(home, *settings).warnings
+    assert checked(home, *settings, "data.overlong=refuse").errors == [f"{worst}; {counted}"]
 
 
 # ------------------------------------------------------------------------------------------------------- micro-batches

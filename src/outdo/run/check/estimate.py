@@ -1,7 +1,7 @@
 """The memory that a run takes, estimated before its model is loaded from what is known of its data and the machine."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outdo.config.names import QUANTISED
@@ -33,6 +33,7 @@ class Sample:
     tokens: Mapping[str, int]  # of each prompt, by the id of its question; empty where they are not known
     of: int  # questions in the data
     longest: int  # tokens of a prompt that the run trains on, at most
+    beside: Mapping[str, int] = field(default_factory=dict)  # of the longest texts outside the sample, for `too_long`
 
     @property
     def is_whole(self) -> bool:
@@ -46,8 +47,8 @@ class Sample:
 
     @property
     def too_long(self) -> Mapping[str, int]:
-        """The prompts that it does not train on."""
-        return {each: tokens for each, tokens in self.tokens.items() if tokens > self.longest}
+        """The prompts that it does not train on, also those beside the sample."""
+        return {each: tokens for each, tokens in {**self.tokens, **self.beside}.items() if tokens > self.longest}
 
 
 class Estimate(NamedTuple):

@@ -31,7 +31,7 @@ from outdo.run.check.prompt_warnings import (
     template_warnings,
 )
 from outdo.run.check.reward_trials import RewardTrials, Trial, try_rewards
-from outdo.run.check.sequence_lengths import sampled_places
+from outdo.run.check.sequence_lengths import longest_places, sampled_places
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.reward_names import REWARD_MODEL
 
@@ -107,7 +107,11 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     rewards = try_rewards(recipe, train, references=0 if errors else references)
     errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
     sample, prompts, unread = sample_of(recipe, facts, train, None if errors else render)  # it may load torch
-    refused, dropped = overlong_prompts(sample, recipe.data.overlong)
+    refused, dropped = overlong_prompts(sample, recipe.data.overlong, "training")
+    if sample.tokens and not unread and questions:
+        held_out, _, unread = sample_of(recipe, facts, questions.evaluated(recipe.eval.rows), render)
+        too_long = overlong_prompts(held_out, recipe.data.overlong, "held-out")
+        refused, dropped = [*refused, *too_long[0]], [*dropped, *too_long[1]]
     errors += [*unread, *refused]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
@@ -178,21 +182,34 @@ def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
 def sample_of(
     recipe: Recipe, facts: ModelFacts | None, questions: Sequence[Question], render: Render | None
 ) -> tuple[Sample, dict[str, Rendered], list[str]]:
-    """Return the lengths of a sample of prompts, these prompts by id, and what tokenizer or chat template refuse.
+    """Return the lengths of a sample of prompts, the prompts by id, and what tokenizer or chat template refuse.
 
+    Beside the sample, the longest texts are tokenised, so that a prompt that is too long is found wherever it is.
     Without `render` the lengths are not known, and only the first prompts are returned.
     """
     places = sampled_places(len(questions), first=PROMPTS_SHOWN)
+    beside: list[int] = []
+    if render is None:
+        places = places[:PROMPTS_SHOWN]
+    elif len(places) < len(questions):
+        longest = longest_places(len(str(question.text)) for question in questions)
+        beside = sorted({*longest}.difference(places))
     rendered: dict[str, Rendered] = {}
     refused: list[str] = []
-    for question in (questions[place] for place in (places if render else places[:PROMPTS_SHOWN])):
+    for question in (questions[place] for place in (*places, *beside)):
         try:
             rendered[question.id] = render(question) if render else Rendered(_plain_prompt(question))
         except (UserError, ModelError) as error:
             refused += str(error).splitlines()
             break  # the next question has the same fault
-    tokens = {each: prompt.tokens for each, prompt in rendered.items() if prompt.tokens}
-    return Sample(tokens=tokens, of=len(questions), longest=longest_prompt(recipe, facts)), rendered, refused
+    tokens = [(each, prompt.tokens) for each, prompt in rendered.items()] if render else []
+    sample = Sample(
+        tokens={each: count for each, count in tokens[: len(places)] if count},
+        of=len(questions),
+        longest=longest_prompt(recipe, facts),
+        beside=dict(tokens[len(places) :]),
+    )
+    return sample, rendered, refused
 
 
 def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:

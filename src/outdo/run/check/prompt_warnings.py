@@ -35,15 +35,22 @@ def longest_prompt(recipe: Recipe, facts: ModelFacts | None) -> int:
     return asked if context is None else min(asked, context - 1)
 
 
-def overlong_prompts(sample: Sample, overlong: str) -> tuple[list[str], list[str]]:
-    """Return errors if prompts of a sample are refused or none is left, and a warning if some are left out."""
+def overlong_prompts(sample: Sample, overlong: str, kind: str) -> tuple[list[str], list[str]]:
+    """Return errors if prompts of a sample are refused or none is left, and a warning if some are left out.
+
+    The longest prompt comes first. `kind` of questions: training or held-out.
+    """
     worst = sorted(sample.too_long, key=lambda each: -sample.too_long[each])
+    if not worst:
+        return [], []
+    looked_at = len(sample.tokens) + len(sample.beside)
+    of_all = "" if looked_at == sample.of else f", of {sample.of:,} {kind} questions,"
+    count = f"{len(worst):,} of {looked_at:,} {kind} prompts looked at{of_all} are too long (data.max_prompt_tokens)"
     allowed = f"more than the {sample.longest:,} allowed"
     each = [f"question {name}: its prompt has {sample.too_long[name]:,} tokens, {allowed}" for name in worst]
     if overlong == "refuse" or (sample.is_whole and not sample.kept):
-        return shorten(each, "questions"), []
-    of = f"{len(worst):,} of {len(sample.tokens):,} prompts looked at are too long (data.max_prompt_tokens)"
-    return [], [f"{line}, and is left out; {of}" for line in each[:1]]
+        return shorten([f"{each[0]}; {count}", *each[1:]], "questions"), []
+    return [], [f"{each[0]}, and is left out; {count}"]
 
 
 def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:

@@ -4,8 +4,9 @@ Prompts have the lengths of a sample of the data, or `data.max_prompt_tokens` wh
 as long as it may be. Micro-batches are formed of them as the run forms them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from random import Random
 
 from outdo.config.attention import sequence_replicas
@@ -13,6 +14,9 @@ from outdo.config.recipe import Recipe
 
 SAMPLED = 256
 """Questions of the data that are tokenised before a run."""
+
+LONGEST_TEXTS = 8
+"""Questions beside these whose texts are the longest: they show whether any prompt is too long."""
 
 STEPS_DRAWN = 32
 """Steps whose prompts are drawn of the sample, to find the largest micro-batch."""
@@ -58,6 +62,12 @@ def sampled_places(count: int, first: int) -> list[int]:
     first = min(first, count)
     others = min(count, SAMPLED) - first
     return [*range(first), *(first + place * (count - first) // others for place in range(others))]
+
+
+def longest_places(lengths: Iterable[int]) -> list[int]:
+    """Return the places of the `LONGEST_TEXTS` longest texts, the longest first."""
+    found = nlargest(LONGEST_TEXTS, ((length, -place) for place, length in enumerate(lengths)))
+    return [-place for _, place in found]
 
 
 def largest_micro_batch(lengths: SequenceLengths, recipe: Recipe) -> MicroBatch | None:
