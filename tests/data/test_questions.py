@@ -179,7 +179,12 @@ def test_references_that_the_reward_can_never_match_are_refused_with_their_rows(
         (b'{"question": "a\xff", "answer": "b"}', "not UTF-8 text (byte 15 of the line)"),
         (b'{"question": "a\\u0000", "answer": "b"}', 'column "question" holds a NUL character'),
         (b'{"question": "a", "answer": ["\\ud800"]}', 'column "answer" holds half of a surrogate pair'),
-        (b'{"question": "a", "answer": NaN}', "NaN is not JSON"),
+        (b'{"question": "a", "answer": NaN}', 'column "answer" holds nan, which is not a finite number'),
+        (
+            b'{"question": "a", "answer": -' + b"9" * 5000 + b"}",
+            'column "answer" holds an integer of 5,000 digits, more than 4,300; write it as text',
+        ),
+        (b'{"question": "a", "answer": 1e999}', 'column "answer" holds inf'),
         (b'{"question": "a", "question": "b"}', '"question" is given twice'),
         (b'{"question": "a"', "broken JSON: Expecting ',' delimiter (column 17)"),
         (b"[" * 100_000, "nested too deeply"),
@@ -211,6 +216,12 @@ def test_all_faults_of_both_files_are_reported_at_once(jsonl):
     [
         ("a.jsonl", b"", "is empty"),
         ("a.json", b'{"question": []}', "expected a list of rows"),
+        (
+            "a.json",
+            b'[{"question": "a", "answer": ' + b"9" * 5000 + b"}]",
+            'row 1: column "answer" holds an integer of 5,0',
+        ),
+        ("a.json", b'[{"question": "a", "answer": -Infinity}]', 'row 1: column "answer" holds -inf'),
         ("a.json", b"[\n\xff]", "not UTF-8 text (line 2, byte 2 of the file)"),
         ("a.csv", b"question,question\na,b\n", "the header names question twice"),
         ("a.csv", b"question,answer\na,b\na,b,c\n", "row 2: it has 3 fields, the header 2"),

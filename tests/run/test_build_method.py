@@ -282,3 +282,9 @@ def test_every_piece_is_listed_with_its_options_and_the_required_ones():
     assert "    dr_grpo               length = ?" in listed
     told = describe_method(recipe("train.objective=dr_grpo", "sampling.max_tokens=77"))
     assert told[0] == "objective: dr_grpo (length = 77, clip_low = 0.2, clip_high = 0.2)"
+
+
+def test_the_bounds_of_a_replaced_surrogate_are_not_shown():
+    higher = "train.objective={name = 'grpo', beta = 0.1, surrogate = {name = 'clip', low = 0.2, high = 0.28}}"
+    shown = "objective: grpo (beta = 0.1, surrogate = {'name': 'clip', 'low': 0.2, 'high': 0.28})"
+    assert describe_method(recipe(higher))[0] == shown

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outdo.config.names import (
-    COMPOSED_NUMBERS,
-    COMPOSED_PIECES,
     DEFAULT_ADVANTAGE,
     LOWEST_LOSS_0,
     NOT_COMPOSED,
@@ -16,7 +14,7 @@ from outdo.config.names import (
     WITH_CRITIC,
     WITHOUT_RATIO,
 )
-from outdo.config.options import needs_reference
+from outdo.config.options import is_of_surrogate, needs_reference
 from outdo.config.recipe import Recipe
 
 NoteRule = Callable[[Recipe, Mapping[str, Any]], Iterator[str]]
@@ -46,7 +44,7 @@ def _options_of_a_replaced_surrogate(recipe: Recipe, _: Mapping[str, Any]) -> It
     options = recipe.train.objective.options
     if "surrogate" in options:
         for name in options:
-            if name not in COMPOSED_PIECES and name not in COMPOSED_NUMBERS and name != "length":
+            if is_of_surrogate(name):
                 yield f"train.objective.{name} has no effect: its surrogate is replaced"
 
 

@@ -7,6 +7,7 @@ from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
     BUILTIN_ENGINE,
+    COMPOSED_NUMBERS,
     COMPOSED_PIECES,
     CRITICS,
     DIVERGENCES,
@@ -26,6 +27,11 @@ def effective_options(piece: Piece, known: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that a piece runs with: the literal defaults in its source, then those of the recipe."""
     signature = signature_of(known.get(piece.name, piece.name))
     return {name: signature.defaults.get(name) for name in signature.options} | dict(piece.options)
+
+
+def is_of_surrogate(option: str) -> bool:
+    """Return whether an option of a composed objective has no effect if the recipe names another surrogate."""
+    return option not in COMPOSED_PIECES and option not in COMPOSED_NUMBERS and option != "length"
 
 
 def needs_reference(recipe: Recipe, objective_options: Mapping[str, Any] | None = None) -> bool:
@@ -72,6 +78,8 @@ def _describe_piece(role: str, piece: Piece, known: Mapping[str, str], recipe: R
     options = effective_options(piece, known)
     if "length" in options and options["length"] is None:  # see FILLED_FROM_RECIPE
         options["length"] = recipe.sampling.max_tokens
+    if "surrogate" in piece.options and piece.name in OBJECTIVES:
+        options = {name: value for name, value in options.items() if not is_of_surrogate(name)}
     conventions = LIBRARY_OPTIONS.get(recipe.train.compat, {})
     options |= {name: value for name, value in conventions.items() if name in options and name not in piece.options}
     return f"{role}: {_listed(piece.name, options)}"

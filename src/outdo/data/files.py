@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -36,6 +37,9 @@ LOCAL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".ar
 
 MAX_NESTING = 100
 """Levels of nested lists and objects. Deeper values could not be written as JSON again."""
+
+MAX_DIGITS = sys.int_info.default_max_str_digits
+"""Digits of an integer. Python writes no longer one as text."""
 
 MAX_SHOWN = 20
 """An error message lists this many faults, and counts the rest."""
@@ -242,12 +246,23 @@ def _decode(path: str, content: bytes) -> str:
 
 
 def _parse_json(text: str) -> Any:
-    """Parse standard JSON: without NaN, and without a repeated key, of which Python silently takes the last value."""
-    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object_without_repeated_keys)
+    """Parse JSON without repeated keys, of which Python silently takes the last value.
+
+    `check_row` refuses the other values that cannot be used, and then knows their row and column.
+    """
+    return json.loads(text, parse_int=_integer, object_pairs_hook=_object_without_repeated_keys)
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+@dataclass(frozen=True, slots=True)
+class LongInteger:
+    """An integer of a file that Python would not write as text again."""
+
+    digits: int
+
+
+def _integer(text: str) -> int | LongInteger:
+    digits = len(text.removeprefix("-"))
+    return int(text) if digits <= MAX_DIGITS else LongInteger(digits)
 
 
 def _object_without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -283,6 +298,8 @@ def _value_faults(value: Any, depth: int = 0) -> Iterator[str]:
         case float():
             if not math.isfinite(value):
                 yield f"holds {value}, which is not a finite number"
+        case LongInteger():
+            yield f"holds an integer of {value.digits:,} digits, more than {MAX_DIGITS:,}; write it as text"
         case Mapping():
             for part in (*value.keys(), *value.values()):
                 yield from _value_faults(part, depth + 1)

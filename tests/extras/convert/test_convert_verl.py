@@ -50,6 +50,13 @@ def test_a_default_of_verl_that_is_not_the_one_of_outdo_is_written(tmp_path: Pat
     assert recipe.optim.algorithm.options["weight_decay"] == 0.01
 
 
+def test_only_clip_ratio_is_told_to_have_no_effect(tmp_path: Path) -> None:
+    conversion = convert_verl(GRPO | {f"{ACTOR}.clip_ratio": 0.3, f"{ACTOR}.clip_ratio_high": 0.28})
+    assert conversion.settings["train.objective"]["clip_low"] == 0.2
+    used = "verl uses clip_ratio_low and clip_ratio_high in its place, here 0.2 and 0.28"
+    assert f"{ACTOR}.clip_ratio = 0.3: {used}" in conversion.remarks
+
+
 def test_all_mistakes_are_reported_at_once_with_the_nearest_name() -> None:
     written = GRPO | {f"{ACTOR}.ppo_mini_bach_size": 8, f"{LOSS}.loss_mode": "own", f"{ACTOR}.loss_agg_mode": "mean"}
     mistakes = convert_verl(written).mistakes

@@ -104,7 +104,8 @@ def _objective(c: Conversion) -> None:
     both = given[f"{ACTOR}.clip_ratio"]
     low, high = both if low is None else low, both if high is None else high
     if both not in (low, high):
-        c.remark(f"{ACTOR}.clip_ratio", "verl uses clip_ratio_low and clip_ratio_high, whose defaults are 0.2")
+        used = f"clip_ratio_low and clip_ratio_high in its place, here {low:g} and {high:g}"
+        c.remark(f"{ACTOR}.clip_ratio", f"verl uses {used}")
     clipped = {"clip_low": low, "clip_high": high}
     options: Mapping[str, tuple[str, dict[str, Any]]] = {
         "vanilla": ("ppo" if gae else "grpo", _vanilla(c, low, high)),
