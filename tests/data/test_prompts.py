@@ -1,15 +1,19 @@
 """The order of the questions: different in every epoch, and resumed from the position alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
 import pytest
 
-from outdo.data.prompts import Prompts
+from outdo.data.prompts import Prompts, tokenise
+from outdo.data.questions import Question
 from outdo.rewards.types import RewardInput, RewardOutput, to_output
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Completion, FinishReason, Prompt, Request
+from outdo.utils.errors import UserError
 from outdo.utils.rng import Stream
 
 TEN = [Prompt(id=str(number), text=f"{number}?", token_ids=(number + 1,)) for number in range(10)]
@@ -94,3 +98,18 @@ def test_a_question_that_is_twice_in_a_step_gets_different_random_numbers():
     assert [len(group.rollouts) for group in groups] == [4, 4, 4]
     assert len(set(engine.streams)) == 12
     assert {stream.sample for stream in engine.streams if stream.prompt_id == "0"} == set(range(8))
+
+
+@pytest.mark.parametrize("chat_template", ["{% for m in messages %}{{ m.content }}{% endfor %}", None])
+def test_tools_that_the_prompt_has_no_place_for_are_refused_by_what_brings_them(chat_template):
+    tokenizer = byte_bpe_tokenizer(["1+1="])
+    tokenizer.chat_template = chat_template
+    tool = {"type": "function", "function": {"name": "add"}}
+    plain = Question(id="1", text="1+1=", answer="2", columns={})
+    with_column = replace(plain, id="2", tools=(tool,))
+    for questions, without in (([plain], "an environment of your own"), ([with_column], "remove the column tools")):
+        with pytest.raises(UserError) as caught:
+            tokenise(questions, tokenizer, tools=lambda row: [tool])
+        (problem,) = caught.value.problems
+        assert f"question {questions[0].id} has tools" in problem
+        assert without in problem

@@ -103,12 +103,11 @@ def prompt_renderer(recipe: Recipe) -> Render:
         return tools_of(recipe.environment)
 
     def render(question: Question) -> Rendered:
-        from outdo.models.prompt_encoding import encode_prompt
+        from outdo.data.prompts import prompt_of
 
-        data, where = recipe.data, f"question {question.id}"
-        text, tools = question.text, [*environment_tools()(question.columns), *question.tools]
-        template = data.prompt_template
-        ids = encode_prompt(tokenizer(), text, template=template, system=data.system, tools=tools, where=where)
+        data, tools = recipe.data, environment_tools()
+        prompt = prompt_of(question, tokenizer(), template=data.prompt_template, system=data.system, tools=tools)
+        ids = list(prompt.token_ids)
         unknown: Any = tokenizer().unk_token_id
         return Rendered(str(tokenizer().decode(ids)), len(ids), 0 if unknown is None else ids.count(unknown))
 

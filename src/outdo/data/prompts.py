@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from outdo.data.files import shorten
 from outdo.data.questions import Question
 from outdo.data.sequences import Joined, Lazy
-from outdo.models.prompt_encoding import encode_prompt
+from outdo.models.prompt_encoding import WITHOUT_ENVIRONMENT_TOOLS, WITHOUT_TOOL_COLUMN, encode_prompt
 from outdo.types import Group, Prompt
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
@@ -43,11 +43,11 @@ def tokenise(
     the questions are tokenised. Raises `UserError` with every question that is refused, by `overlong` or by the chat
     template.
     """
-    encode = partial(to_prompt, tokenizer=tokenizer, template=template, system=system, tools=tools)
+    encode = partial(prompt_of, tokenizer=tokenizer, template=template, system=system, tools=tools)
     return [prompt for _, prompt in short_enough(questions, encode, max_tokens, overlong=overlong, track=track)]
 
 
-def to_prompt(
+def prompt_of(
     question: Question,
     *,
     tokenizer: PreTrainedTokenizerBase,
@@ -55,13 +55,14 @@ def to_prompt(
     system: str | None,
     tools: ToolsOf,
 ) -> Prompt:
-    """Tokenise one question; see `tokenise`. Raises `ModelError` if the chat template refuses it."""
+    """Render and tokenise a question; see `tokenise`. Raises `ModelError` if the chat template refuses it."""
     ids = encode_prompt(
         tokenizer,
         question.text,
         template=template,
         system=system,
         tools=[*tools(question.columns), *question.tools],
+        without_tools=WITHOUT_TOOL_COLUMN if question.tools else WITHOUT_ENVIRONMENT_TOOLS,
         where=f"question {question.id}",
     )
     return Prompt(

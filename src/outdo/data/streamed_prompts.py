@@ -6,7 +6,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.data.prompts import ToolsOf, Track, short_enough, to_prompt
+from outdo.data.prompts import ToolsOf, Track, prompt_of, short_enough
 from outdo.data.questions import Question
 from outdo.data.sequences import Lazy
 from outdo.data.streaming import StreamedQuestions
@@ -47,6 +47,6 @@ def stream_prompts(
     track: Track = lambda questions: questions,
 ) -> StreamedPrompts:
     """Tokenise each question once, to find those that are too long; see `tokenise`. The others are not kept."""
-    encode = partial(to_prompt, tokenizer=tokenizer, template=template, system=system, tools=tools)
+    encode = partial(prompt_of, tokenizer=tokenizer, template=template, system=system, tools=tools)
     found = short_enough(questions, encode, max_tokens, overlong=overlong, track=track)
     return StreamedPrompts(questions, array("Q", (place for place, _ in found)), encode)

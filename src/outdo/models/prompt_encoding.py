@@ -14,7 +14,12 @@ from outdo.utils.text import first_line
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what the chat template reads besides
 Tool = Mapping[str, Any]  # the JSON schema of a function
 
-WITHOUT_TOOLS = "use a model with such a template, or remove the column tools"
+WITHOUT_TOOL_COLUMN = "use a model with such a template, or remove the column tools"
+WITHOUT_ENVIRONMENT_TOOLS = (
+    "use a model with such a template, or an environment of your own that explains its calls in the prompt and reads "
+    "them from the answers (docs/environments.md), which `outdo sft` on such episodes teaches first (docs/sft.md)"
+)
+"""What to do where the prompt has no place for tools, by what brings them."""
 
 LONGEST_RENDERING = 10.0
 """Seconds of CPU time. A chat template takes milliseconds, unless it has no end."""
@@ -27,6 +32,7 @@ def encode_prompt(
     system: str | None = None,
     template: str | None = None,
     tools: Sequence[Tool] = (),
+    without_tools: str = WITHOUT_TOOL_COLUMN,
     where: str = "the prompt",
 ) -> list[int]:
     """Return the token ids of a prompt: exactly what the policy reads; the prompt is never tokenised again.
@@ -36,7 +42,8 @@ def encode_prompt(
     - `template`, for base models, is text with `{prompt}` in it (and `{system}`, if there is one). It replaces any chat
       template, and needs prompts that are strings.
     - `system` becomes the first message, unless the prompt has a system message of its own.
-    - `tools` are given to the chat template, which writes their schemas into the prompt.
+    - `tools` are given to the chat template, which writes their schemas into the prompt; `without_tools` ends the error
+      if it does not.
 
     Special tokens are added once. A chat template writes its own, so no others are added to its text. Other text gets
     those that the tokenizer always adds (a BOS, for example), but no EOS at the end, because the answer follows.
@@ -46,23 +53,21 @@ def encode_prompt(
     `template` lacks a field.
     """
     if template is not None or (isinstance(prompt, str) and not tokenizer.chat_template):
-        ids = _encode_text(tokenizer, _fill_template(prompt, system, template, tools, where))
+        if tools:
+            raise ModelError(f"{where} has tools, and only a chat template has a place for them; {without_tools}")
+        ids = _encode_text(tokenizer, _fill_template(prompt, system, template, where))
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
         if system is not None and (not messages or messages[0].get("role") != "system"):
             messages = [{"role": "system", "content": system}, *messages]
-        check_tools(tokenizer, messages, tools, where)
+        check_tools(tokenizer, messages, tools, where, without_tools)
         ids = tokenizer.encode(render(tokenizer, messages, tools, where), add_special_tokens=False)
     if not ids:
         raise ModelError(f"{where} has no tokens, and a model cannot answer nothing")
     return ids
 
 
-def _fill_template(
-    prompt: str | Sequence[Message], system: str | None, template: str | None, tools: Sequence[Tool], where: str
-) -> str:
-    if tools:
-        raise ModelError(f"{where} has tools, and only a chat template has a place for them; {WITHOUT_TOOLS}")
+def _fill_template(prompt: str | Sequence[Message], system: str | None, template: str | None, where: str) -> str:
     if not isinstance(prompt, str):
         raise UserError([f"{where} is a list of messages, and a prompt template takes text; leave the template out"])
     values = {"{prompt}": prompt} | ({} if system is None else {"{system}": system})
@@ -86,11 +91,15 @@ def _encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def check_tools(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool], where: str
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    where: str,
+    without_tools: str = WITHOUT_TOOL_COLUMN,
 ) -> None:
     """Raise `ModelError` if the chat template does not read the tools: then it writes the same text without them."""
     if tools and render(tokenizer, messages, tools, where) == render(tokenizer, messages, (), where):
-        raise ModelError(f"{where} has tools, which the model's chat template does not read; {WITHOUT_TOOLS}")
+        raise ModelError(f"{where} has tools, which the model's chat template does not read; {without_tools}")
 
 
 def render(

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.episodes.call_formats import CALL_FORMATS, find_calls, split_thought
-from outdo.models.prompt_encoding import Message, Tool, encode_prompt, render
+from outdo.models.prompt_encoding import WITHOUT_ENVIRONMENT_TOOLS, Message, Tool, encode_prompt, render
 from outdo.types import Completion
 from outdo.utils.errors import ModelError
 
@@ -92,7 +92,14 @@ class Template:
         """Return the token ids of a conversation, with the opening of the policy's first turn."""
         if not self.tokenizer.chat_template:
             raise ModelError(f"{where} needs a model with a chat template, and this tokenizer has none")
-        return encode_prompt(self.tokenizer, messages, system=self.system, tools=self.tools, where=where)
+        return encode_prompt(
+            self.tokenizer,
+            messages,
+            system=self.system,
+            tools=self.tools,
+            without_tools=WITHOUT_ENVIRONMENT_TOOLS,
+            where=where,
+        )
 
     def following(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """Return the token ids between a sampled turn and the next one, which the policy does not sample.
