@@ -40,6 +40,17 @@ def test_the_conversion_that_a_page_shows_is_the_one_that_the_command_writes(pag
     load("recipe.toml")
 
 
+def test_the_recipe_of_a_page_can_be_checked_as_the_page_says(outdo, chat_model, gsm8k, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files, _ = blocks("from-trl.md")
+    for name in ("recipe.toml", "recipe_rewards.py"):
+        Path(name).write_text(files[name], encoding="utf-8")
+    machine = [f"model={chat_model}", f"data.path={gsm8k / 'train.jsonl'}", "data.limit=100", "precision=float32"]
+    done = outdo("check", "recipe.toml", "data.system=Answer with a number.", "sampling.max_tokens=64", *machine)
+    assert done.status == 0, done.out + done.error
+    assert "No errors" in done.out
+
+
 def test_remarks_are_printed_and_the_next_command(outdo, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("model_name_or_path: m\ndataset_name: x.jsonl\nlogging_steps: 3\n", encoding="utf-8")

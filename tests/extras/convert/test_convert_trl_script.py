@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from outdo.extras.convert.trl_script import read_script, with_code
+from outdo.rewards import RewardInput, load_reward
 from outdo.utils.errors import UserError
 
 SCRIPT = """
@@ -104,7 +105,23 @@ def test_reward_functions_get_a_file_of_their_own_with_what_they_use(script, tmp
     command = [sys.executable, "-c", f"{plain}\n{test}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[1.0, 0.0]\n"
-    assert "@torch.no_grad()\ndef correct" in script.source
+    assert "@with_messages\n@torch.no_grad()\ndef correct" in script.source
+
+
+def test_functions_get_messages_where_the_script_makes_messages_of_the_rows(script, tmp_path):
+    assert any("my_rewards.py:other: TRL gives it messages" in remark for remark in script.remarks)
+    (tmp_path / "rewards.py").write_text(script.source.replace("@torch.no_grad()\n", "").replace("import torch", ""))
+    asked = [{"role": "user", "content": "2+2="}]
+    inputs = [RewardInput(prompt="2+2=", completion="it is #### 4", answer="4")]
+    inputs += [RewardInput(prompt=asked, completion="it is #### 5", answer="4")]
+    reward = load_reward(f"{tmp_path / 'rewards.py'}:correct")
+    try:
+        assert [output.value for each in inputs for output in reward([each])] == [1.0, 0.0]
+    finally:
+        reward.close()
+    plain = tmp_path / "plain.py"
+    plain.write_text(SCRIPT.replace('[{"role": "user", "content": row["question"]}]', 'row["question"]'))
+    assert "with_messages" not in read_script(plain).source
 
 
 @pytest.mark.parametrize(

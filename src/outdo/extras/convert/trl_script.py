@@ -20,6 +20,20 @@ BY_ITSELF = ("processing_class",)
 
 ROW_METHODS = ("map", "filter", "rename_column", "rename_columns", "remove_columns", "train_test_split", "select")
 
+WITH_MESSAGES = '''
+
+def with_messages(function):
+    """Give a reward function messages, as TRL does for this script: the rows that outdo reads are texts."""
+
+    @functools.wraps(function)
+    def score(*args, **given):
+        for name, role in (("prompts", "user"), ("completions", "assistant")):
+            if name in given:
+                given[name] = [[{"role": role, "content": x}] if isinstance(x, str) else x for x in given[name]]
+        return function(*args, **given)
+
+    return score'''
+"""The decorator of reward functions whose script makes messages of the texts in the data."""
 
 DEEPEST = 20
 """How many names are followed from one to the next."""
@@ -36,6 +50,8 @@ class Script:
     written: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
+    with_messages: Sequence[str] = ()
+    """Those of these functions that get messages: the script makes messages of the texts in the data."""
     source: str = ""
     """The code of these functions, with everything at the top of the script that they use."""
 
@@ -52,7 +68,7 @@ def read_script(path: Path) -> Script:
     reader = _Reader(path, tree)
     reader.read()
     script = reader.script
-    script.source = _source_of(tree, text, script.functions) if script.functions else ""
+    script.source = _source_of(tree, text, script) if script.functions else ""
     return script
 
 
@@ -100,6 +116,7 @@ class _Reader:
         for name in ("train_dataset", "eval_dataset"):
             if name in given:
                 self.put_data(name, given[name])
+        self.put_messages(given.get("train_dataset"))
         self.put_adapter(given.get("peft_config"))
         if "tools" in given:
             self.script.written["tools"] = list(self.functions(given["tools"]))
@@ -156,6 +173,19 @@ class _Reader:
                 f"{name}: the script changes the rows ({changed}); outdo reads them as they are on disk: set "
                 "data.prompt, data.answer and data.system, or save the changed rows as a .jsonl file",
             )
+
+    def put_messages(self, rows: ast.expr | None) -> None:
+        """Give the reward functions messages if the script makes messages of the rows."""
+        if rows is None or not any(map(_is_message, self.reachable(rows))):
+            return
+        self.script.with_messages = tuple(self.script.functions)
+        for name in self.script.written.get("reward_funcs", ()):
+            if isinstance(name, str) and ":" in name.removeprefix(CODE):
+                self.remark(
+                    rows,
+                    f"{name}: TRL gives it messages, which the script makes of the rows; outdo gives it the texts in "
+                    "the data: save the changed rows as a .jsonl file",
+                )
 
     def data_path(self, call: ast.Call, node: ast.expr, *, default: str) -> Any:
         """Return a `load_dataset` call as `data.path`. A split may be an argument of it, or an index of its result."""
@@ -325,8 +355,14 @@ def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _source_of(tree: ast.Module, text: str, functions: Sequence[str]) -> str:
-    """Return the source of functions, with the imports, constants and functions at the top level that they use."""
+def _is_message(node: ast.AST) -> bool:
+    keys = [key.value for key in node.keys if isinstance(key, ast.Constant)] if isinstance(node, ast.Dict) else []
+    return {"role", "content"} <= {*keys}
+
+
+def _source_of(tree: ast.Module, text: str, script: Script) -> str:
+    """Return the source of the functions, with the imports, constants and functions at the top level that they use."""
+    functions = script.functions
     bindings = {name: node for node in tree.body for name in _bindings(node)}
     inner = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
     bindings |= {name: inner[name] for name in functions if name not in bindings}
@@ -337,13 +373,19 @@ def _source_of(tree: ast.Module, text: str, functions: Sequence[str]) -> str:
             used[name] = bindings[name]
             waiting += [each.id for each in ast.walk(used[name]) if isinstance(each, ast.Name)]
     nodes = {node.lineno: node for node in used.values()}
-    return "\n".join(_lines(nodes[number], text) for number in sorted(nodes)).strip("\n") + "\n"
+    lines = [_lines(nodes[number], text, script.with_messages) for number in sorted(nodes)]
+    if script.with_messages:
+        place = next(place for place, each in enumerate(lines) if each.startswith("\n"))
+        lines = ["import functools", *lines[:place], WITH_MESSAGES, *lines[place:]]
+    return "\n".join(lines).strip("\n") + "\n"
 
 
-def _lines(node: ast.stmt, text: str) -> str:
+def _lines(node: ast.stmt, text: str, with_messages: Sequence[str]) -> str:
     """Return the lines of a statement with its decorators, and two empty lines before a definition."""
     first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
     lines = textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in with_messages:
+        lines = f"@with_messages\n{lines}"
     is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     return f"\n\n{lines}" if is_definition else lines
 
