@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outdo.extras.convert.script_source import source_of
 from outdo.utils.errors import UserError
 
 CODE = "CODE:"
@@ -19,21 +20,6 @@ BY_ITSELF = ("processing_class",)
 """Arguments whose part outdo does by itself: it loads the tokenizer of the model."""
 
 ROW_METHODS = ("map", "filter", "rename_column", "rename_columns", "remove_columns", "train_test_split", "select")
-
-WITH_MESSAGES = '''
-
-def with_messages(function):
-    """Give a reward function messages, as TRL does for this script: the rows that outdo reads are texts."""
-
-    @functools.wraps(function)
-    def score(*args, **given):
-        for name, role in (("prompts", "user"), ("completions", "assistant")):
-            if name in given:
-                given[name] = [[{"role": role, "content": x}] if isinstance(x, str) else x for x in given[name]]
-        return function(*args, **given)
-
-    return score'''
-"""The decorator of reward functions whose script makes messages of the texts in the data."""
 
 DEEPEST = 20
 """How many names are followed from one to the next."""
@@ -68,7 +54,7 @@ def read_script(path: Path) -> Script:
     reader = _Reader(path, tree)
     reader.read()
     script = reader.script
-    script.source = _source_of(tree, text, script) if script.functions else ""
+    script.source = source_of(tree, text, script.functions, script.with_messages) if script.functions else ""
     return script
 
 
@@ -358,43 +344,3 @@ def _name(node: ast.expr) -> str:
 def _is_message(node: ast.AST) -> bool:
     keys = [key.value for key in node.keys if isinstance(key, ast.Constant)] if isinstance(node, ast.Dict) else []
     return {"role", "content"} <= {*keys}
-
-
-def _source_of(tree: ast.Module, text: str, script: Script) -> str:
-    """Return the source of the functions, with the imports, constants and functions at the top level that they use."""
-    functions = script.functions
-    bindings = {name: node for node in tree.body for name in _bindings(node)}
-    inner = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
-    bindings |= {name: inner[name] for name in functions if name not in bindings}
-    waiting, used = list(functions), dict[str, ast.stmt]()
-    while waiting:
-        name = waiting.pop()
-        if name in bindings and name not in used:
-            used[name] = bindings[name]
-            waiting += [each.id for each in ast.walk(used[name]) if isinstance(each, ast.Name)]
-    nodes = {node.lineno: node for node in used.values()}
-    lines = [_lines(nodes[number], text, script.with_messages) for number in sorted(nodes)]
-    if script.with_messages:
-        place = next(place for place, each in enumerate(lines) if each.startswith("\n"))
-        lines = ["import functools", *lines[:place], WITH_MESSAGES, *lines[place:]]
-    return "\n".join(lines).strip("\n") + "\n"
-
-
-def _lines(node: ast.stmt, text: str, with_messages: Sequence[str]) -> str:
-    """Return the lines of a statement with its decorators, and two empty lines before a definition."""
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-    lines = textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in with_messages:
-        lines = f"@with_messages\n{lines}"
-    is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    return f"\n\n{lines}" if is_definition else lines
-
-
-def _bindings(node: ast.stmt) -> list[str]:
-    """Return the names that a statement at the top level binds."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]

@@ -17,7 +17,7 @@ from outdo.config.packages import missing_clients, package_faults
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
 from outdo.data.questions import Question
-from outdo.data.splits import load_questions
+from outdo.data.splits import Questions, load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, conversion_notes, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
 from outdo.rewards.right import UNDEFINED
@@ -106,12 +106,9 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     train = questions.train if questions else ()
     rewards = try_rewards(recipe, train, references=0 if errors else references)
     errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
-    sample, prompts, unread = sample_of(recipe, facts, train, None if errors else render)  # it may load torch
-    refused, dropped = overlong_prompts(sample, recipe.data.overlong, "training")
-    if sample.tokens and not unread and questions:
-        held_out, _, unread = sample_of(recipe, facts, questions.evaluated(recipe.eval.rows), render)
-        too_long = overlong_prompts(held_out, recipe.data.overlong, "held-out")
-        refused, dropped = [*refused, *too_long[0]], [*dropped, *too_long[1]]
+    render = None if errors else render
+    sample, prompts, unread = sample_of(recipe, facts, train, render)  # it may load torch
+    refused, dropped = _overlong(recipe, facts, questions, sample, render)
     errors += [*unread, *refused]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
@@ -210,6 +207,18 @@ def sample_of(
         beside=dict(tokens[len(places) :]),
     )
     return sample, rendered, refused
+
+
+def _overlong(
+    recipe: Recipe, facts: ModelFacts | None, questions: Questions | None, sample: Sample, render: Render | None
+) -> tuple[list[str], list[str]]:
+    """Return errors and warnings for the prompts of the sample, and of one of held-out questions, that are too long."""
+    errors, warnings = overlong_prompts(sample, recipe.data.overlong, "training")
+    if not sample.tokens or questions is None:
+        return errors, warnings
+    held_out, _, unread = sample_of(recipe, facts, questions.evaluated(recipe.eval.rows), render)
+    refused, dropped = overlong_prompts(held_out, recipe.data.overlong, "held-out")
+    return [*errors, *unread, *refused], [*warnings, *dropped]
 
 
 def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
