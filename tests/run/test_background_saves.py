@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kill_cases import assert_same, without_time
+from kill_cases import assert_same, weights, without_time
 from run_cases import PATIENCE, Command, contents, outdo_, saved, steps_done, wait_until
 
 import outdo.run.checkpoints.state as state_module
@@ -82,6 +82,28 @@ def test_what_is_written_in_the_background_is_what_a_run_that_waits_writes(
             assert each.pop("manifest.json")
         assert files[0] == files[1]
         assert without_time(folders[0]) == without_time(folders[1])
+
+
+def test_a_run_that_waits_for_its_checkpoints_has_written_each_before_the_next_step(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, slow: list[int]
+):
+    monkeypatch.chdir(own_home)
+    written = list[tuple[int, int]]()
+    publish = checkpoint._publish
+
+    def published(temporary: Path, target: Path) -> None:
+        publish(temporary, target)
+        written.append((int(target.name.removeprefix("step_")), steps_done(own_home / "waiting")))
+
+    monkeypatch.setattr(checkpoint, "_publish", published)
+    waits = "checkpoint.every={steps = 3, wait = true}"
+    waiting = train(own_home, "waiting", *PLAIN, waits)
+    assert slow == []  # no save began in the background
+    assert written == [(3, 3), (6, 6), (7, 7)]
+    assert "every = {steps = 3, wait = true}" in (waiting / "recipe.toml").read_text()
+    plain = train(own_home, "plain", *PLAIN)
+    assert "every = 3\n" in (plain / "recipe.toml").read_text()
+    assert weights(plain) == weights(waiting)
 
 
 def test_the_summary_names_a_best_checkpoint_when_it_is_published_and_the_one_before_stays_until_then(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from outdo.config.checkpoints import Checkpoint
 from outdo.config.fields import (
     BelowOne,
     Best,
@@ -259,13 +260,6 @@ class Eval(Section):
         default=None,
         description="name of the reward that decides what is right, from 1 on; unset: the only matcher, or a verdict",
     )
-
-
-class Checkpoint(Section):
-    """The checkpoints on disk."""
-
-    every: Count = Field(default=20, description="steps between checkpoints; the last step is always saved")
-    keep: Count = Field(default=2, description="number of newest checkpoints to keep; the best one is kept too")
 
 
 class ClusterSection(Section):

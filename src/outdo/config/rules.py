@@ -250,7 +250,7 @@ def _divided_among_one(recipe: Recipe) -> Iterator[str]:
 def _later_than_the_last_step(recipe: Recipe) -> Iterator[str]:
     for key, every, only in (
         ("eval.every", recipe.eval.every, "evaluated only before and after the run"),
-        ("checkpoint.every", recipe.checkpoint.every, "saved only at the end"),
+        ("checkpoint.every", recipe.checkpoint.every.steps, "saved only at the end"),
     ):
         if every > recipe.steps:
             yield f"{key} = {every}: the run has {recipe.steps} steps, so it is {only}"

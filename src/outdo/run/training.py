@@ -173,7 +173,7 @@ class _Training:
                     self.checkpoints.wait()
                     self.settle(wait=True)  # what a checkpoint counts as done is recorded
                     self.wait_for_completions()
-                    self.checkpoints.save(self.progress, wait=is_last)
+                    self.checkpoints.save(self.progress, wait=is_last or recipe.checkpoint.every.wait)
                 if evaluated:
                     self.write_summary()
                 for watcher in run.watchers:
@@ -283,7 +283,7 @@ class _Training:
         Replicas go by the first one.
         """
         step = self.progress.step
-        is_best, is_turn = self.progress.best.get("step") == step, is_due(step, self.run.recipe.checkpoint.every)
+        is_best, is_turn = self.progress.best.get("step") == step, is_due(step, self.run.recipe.checkpoint.every.steps)
         return is_best or is_turn or self.run.world.from_first(self.checkpoints.are_overdue)
 
 

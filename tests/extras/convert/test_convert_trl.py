@@ -57,7 +57,7 @@ def test_a_batch_is_counted_in_questions_and_optimiser_steps(tmp_path):
     train = recipe.train
     assert (train.prompts, train.group_size, train.minibatches, train.passes) == (16, 16, 4, 2)
     assert recipe.steps == 12  # of eight optimiser steps
-    assert recipe.checkpoint.every == 6
+    assert recipe.checkpoint.every.steps == 6
 
 
 def test_epochs_become_steps_if_the_number_of_questions_is_given(tmp_path):

@@ -135,7 +135,7 @@ def _summary(plan: Plan, problem: Problem) -> list[str]:
 
 def _failures(best: Option, problem: Problem) -> list[str]:
     """Return a sentence if failures take back much of the time."""
-    lost, every = 1 - best.goodput, problem.recipe.checkpoint.every
+    lost, every = 1 - best.goodput, problem.recipe.checkpoint.every.steps
     if lost < 0.1:
         return []
     return [f"failures take back {lost:.0%} of the time; checkpoint.every={max(1, every // 4)} keeps more than {every}"]
@@ -225,7 +225,7 @@ def assumptions(plan: Plan, problem: Problem) -> list[str]:
         f"rewards, batches and metrics take {timing.STEP_HOST:g} s of a step; the slowest of n machines takes "
         f"1 + {timing.SKEW:g} √(2 log n) times as long as the usual one",
         f"a failure every {simulation.DEVICE_HOURS:,.0f} hours of a training device; a restart takes "
-        f"{simulation.RESTART:g} s, and checkpoints ({problem.recipe.checkpoint.every} steps apart) cost nothing",
+        f"{simulation.RESTART:g} s, and checkpoints ({problem.recipe.checkpoint.every.steps} steps apart) cost nothing",
         "engines fail, and come back, without loss",
     ]
 

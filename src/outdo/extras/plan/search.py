@@ -135,7 +135,7 @@ def _glance(problem: Problem, layout: ParallelLayout) -> float:
 
 def _option(problem: Problem, layout: ParallelLayout) -> Option:
     prediction = _predicted(problem, layout)
-    productive = goodput(prediction.step, layout.trainers, problem.recipe.checkpoint.every)
+    productive = goodput(prediction.step, layout.trainers, problem.recipe.checkpoint.every.steps)
     trainer, main_memory = problem.trainer(layout), problem.main_memory(layout)
     engine = _engine_memory(problem, layout, prediction)
     if layout.kind != "apart":
