@@ -40,10 +40,17 @@ def test_eight_lines_train_a_model(tmp_path, monkeypatch, capsys):
     write_data(folder, 0)
     chain_model(folder / "warm", "7", after=":")
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    names = runpy.run_path(str(EXAMPLE), run_name="__main__")
+    trained = names["policy"].model.state_dict()
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"step {n}" for n in range(1, 21)]
     assert all(re.fullmatch(r"step \d+: \d+% right", line) for line in lines)
+    (saving,) = (block for block in blocks(README) if "policy.save" in block)
+    exec(compile(saving, str(README), "exec"), names)
+    loaded = names["policy"].model.state_dict()
+    assert loaded is not trained
+    assert all(torch.equal(weight, trained[name]) for name, weight in loaded.items())
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "trained").num_parameters() > 0
 
 
 def test_the_pieces_of_the_page_work_in_a_loop_of_plain_transformers_and_give_what_it_shows(tmp_path, monkeypatch):

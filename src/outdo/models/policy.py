@@ -238,7 +238,7 @@ class Policy(Scorer):
                 self.model.save_pretrained(folder, state_dict=dict(weights))
         tokenizer.save_pretrained(folder)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer.
 
         With an adapter it is an adapter folder of PEFT, which names the base and does not contain it.
@@ -246,7 +246,7 @@ class Policy(Scorer):
         Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.
         """
         self.check_finite()
-        self.write(folder, self.weights_to_save(), self.tokenizer)
+        self.write(Path(folder), self.weights_to_save(), self.tokenizer)
 
     def state(self) -> dict[str, Any]:
         """Return what a saved folder does not hold: the optimiser, and the size of micro-batches."""

@@ -7,6 +7,7 @@ from typing import Any, cast
 from outdo.rewards.failures import output_of_error
 from outdo.rewards.signatures import score_all, wrap_function
 from outdo.rewards.types import Reward, RewardInput, RewardOutput
+from outdo.utils.errors import UserError
 
 
 class InProcessReward:
@@ -52,7 +53,15 @@ RewardLike = Reward | Callable[..., Any]
 
 
 def as_reward(reward: RewardLike) -> Reward:
-    """Return a reward as it is, and a plain function as `load_reward` takes it."""
+    """Return a reward as it is, and a plain function as `load_reward` takes it.
+
+    Raises `UserError` for what only `load_reward` takes, whose processes the caller would have to close, and where
+    `InProcessReward` does.
+    """
+    if isinstance(reward, str | Mapping | Sequence):
+        raise UserError(
+            [f"expected a reward or a function, found {reward!r}: outdo.load_reward(...) makes a reward of it"]
+        )
     return cast(Reward, reward) if hasattr(reward, "name") and hasattr(reward, "close") else InProcessReward(reward)
 
 
