@@ -7,6 +7,7 @@ import ast
 import importlib
 import inspect
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,12 @@ from outdo.utils.errors import UserError
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(toml|python)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OF_THE_READER = re.compile(r"no such file|no such Python module|required|does not exist|cannot be read|is not set")
+OF_THE_READER = re.compile(
+    r"no such file|no such Python module|required|does not exist|cannot be read|is not set|there are no held-out"
+)
 """What is said of the files of the reader, which are not here, and of settings that the rest of a recipe has."""
+COMMAND = re.compile(r"(?:^|[`\s])outdo (?:train|check) ([^`\n#|]*)")
+SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=(?!\$|\.\.\.|…)")
 USUAL = {"model": "model", "data.path": "data.jsonl", "rewards": "exact"}
 
 
@@ -73,6 +78,30 @@ def test_a_wrong_example_is_found(tmp_path: Path):
         check_names("import outdo\noutdo.Polcy.load('m')")
     with pytest.raises(TypeError):
         check_names("from outdo import Policy\nPolicy.load('m', devise='cpu', path='n')")
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The settings of each command `outdo train` and `outdo check` that a page shows, without placeholders."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = [shlex.split(line) for line in COMMAND.findall(text) if line.count("'") % 2 == 0]
+    return [[word for word in words if SETTING.match(word)] for words in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_settings_of_a_command_have_values_that_fit(page: Path):
+    for given in commands(page):
+        keys = {word.partition("=")[0] for word in given}
+        try:
+            load(None, [*(f"{key}={value}" for key, value in USUAL.items() if key not in keys), *given])
+        except UserError as error:
+            found = [each for each in error.problems if not OF_THE_READER.search(each)]
+        else:
+            found = []
+        assert found == [], given
+
+
+def test_most_commands_are_found():
+    assert sum(len(given) for page in PAGES for given in commands(page)) > 80
 
 
 def mistakes(text: str, folder: Path) -> list[str]:
