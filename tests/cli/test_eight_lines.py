@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from command_cases import chain_model
+from transformers import AutoModelForCausalLM
 
 import outdo
 from outdo.extras.quickstart.command import write_data

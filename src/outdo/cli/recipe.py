@@ -106,7 +106,9 @@ def prompt_renderer(recipe: Recipe) -> Render:
         from outdo.data.prompts import prompt_of
 
         data, tools = recipe.data, environment_tools()
-        prompt = prompt_of(question, tokenizer(), template=data.prompt_template, system=data.system, tools=tools)
+        prompt = prompt_of(
+            question, tokenizer=tokenizer(), template=data.prompt_template, system=data.system, tools=tools
+        )
         ids = list(prompt.token_ids)
         unknown: Any = tokenizer().unk_token_id
         return Rendered(str(tokenizer().decode(ids)), len(ids), 0 if unknown is None else ids.count(unknown))
