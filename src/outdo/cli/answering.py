@@ -26,8 +26,14 @@ class Answering:
     sampling: SamplingParams
     template: str | None
     system: str | None
+    special_tokens: bool = False  # those in texts of questions and environments
     chat_options: Mapping[str, Any]  # of the chat template; empty: as the model has them
     environment: Piece | None = None
+
+    @property
+    def in_prompts(self) -> dict[str, Any]:
+        """What questions and environments have in common."""
+        return {"system": self.system, "special_tokens": self.special_tokens}
 
     def prompts(self, questions: Sequence[Question], policy: Policy) -> Sequence[Prompt]:
         """Tokenise the questions. Raises `UserError` with every question that the model has no room for."""
@@ -37,7 +43,7 @@ class Answering:
             policy.tokenizer,
             max_tokens=None if policy.context is None else policy.context - 1,
             template=self.template,
-            system=self.system,
+            **self.in_prompts,
             overlong="refuse",
             tools=tools_of(self.environment),
         )
@@ -74,6 +80,7 @@ def answering(
         sampling=sampling,
         template=recipe.data.prompt_template if template is None else text,
         system=recipe.data.system,
+        special_tokens=recipe.data.special_tokens,
         chat_options=recipe.data.chat_options if template is None else options,
         environment=recipe.environment,
     )

@@ -39,17 +39,17 @@ def command(
         policy = Policy.load(source.model, device=device)
         make_deterministic(policy.device)
     data = source.recipe.data if source.recipe else None
-    template, system = (data.prompt_template, data.system) if data else (None, None)
+    how = {"template": data.prompt_template, **data.model_dump(include={"system", "special_tokens"})} if data else {}
     limit = max_tokens or (source.recipe.sampling.max_tokens if source.recipe else MAX_TOKENS)
     sampling = SamplingParams(temperature=temperature, max_tokens=limit)
     sampler = open_engine(piece, policy, seed=seed)
-    remembers = policy.tokenizer.chat_template is not None and template is None
+    remembers = policy.tokenizer.chat_template is not None and how.get("template") is None
     messages: list[dict[str, str]] = []
     print_line(console, f"{source.name}; an empty line ends the conversation")
     for turn, line in zip(count(1), _lines(console), strict=False):
         messages.append({"role": "user", "content": line})
         prompt = list(messages) if remembers else line
-        ids = encode_prompt(policy.tokenizer, prompt, template=template, system=system)
+        ids = encode_prompt(policy.tokenizer, prompt, **how)
         if policy.context is not None and len(ids) >= policy.context:
             print_line(
                 console,

@@ -346,7 +346,7 @@ def _evaluations(
         engine = open_engine(named, policy, seed=arguments.seed)
         vote = partial(majorities, reward)
         try:
-            environment = open_environment(answering.environment, policy, reward, system=answering.system)
+            environment = open_environment(answering.environment, policy, reward, **answering.in_prompts)
             found: dict[str, Evaluation] = {}
             for data, asked in prompts.items():
                 with progress(f"answering {data}", completions_of(engine)):

@@ -104,13 +104,17 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
     def render(question: Question) -> Rendered:
         from outdo.data.prompts import prompt_of
+        from outdo.models.special_tokens import special_tokens_in
 
-        data, tools = recipe.data, environment_tools()
-        prompt = prompt_of(
-            question, tokenizer=tokenizer(), template=data.prompt_template, system=data.system, tools=tools
-        )
-        ids = list(prompt.token_ids)
+        data, text, tools = recipe.data, question.text, environment_tools()
+        how = {"template": data.prompt_template, **data.model_dump(include={"system", "special_tokens"})}
+        ids = list(prompt_of(question, tokenizer=tokenizer(), tools=tools, **how).token_ids)
         unknown: Any = tokenizer().unk_token_id
-        return Rendered(str(tokenizer().decode(ids)), len(ids), 0 if unknown is None else ids.count(unknown))
+        return Rendered(
+            text=str(tokenizer().decode(ids)),
+            tokens=len(ids),
+            unknown=0 if unknown is None else ids.count(unknown),
+            special=special_tokens_in(tokenizer(), [text, tools]),
+        )
 
     return render

@@ -32,6 +32,7 @@ def tokenise(
     max_tokens: int | None = None,
     template: str | None = None,
     system: str | None = None,
+    special_tokens: bool = False,
     overlong: str = "drop",
     tools: ToolsOf = lambda row: (),
     track: Track = lambda questions: questions,
@@ -39,11 +40,12 @@ def tokenise(
     """Render and tokenise each question once; sampling and training use these ids.
 
     Prompts of more than `max_tokens` tokens are dropped (`overlong` "drop") or refused ("refuse"): truncation would
-    change the question. The `tools` of a row are in its prompt, before the question's own. `track` shows how many of
-    the questions are tokenised. Raises `UserError` with every question that is refused, by `overlong` or by the chat
-    template.
+    change the question. The `tools` of a row are in its prompt, before the question's own. `special_tokens` as in
+    `encode_prompt`. `track` shows how many of the questions are tokenised. Raises `UserError` with every question that
+    is refused, by `overlong` or by the chat template.
     """
-    encode = partial(prompt_of, tokenizer=tokenizer, template=template, system=system, tools=tools)
+    how = {"template": template, "system": system, "special_tokens": special_tokens, "tools": tools}
+    encode = partial(prompt_of, tokenizer=tokenizer, **how)
     return [prompt for _, prompt in short_enough(questions, encode, max_tokens, overlong=overlong, track=track)]
 
 
@@ -53,6 +55,7 @@ def prompt_of(
     tokenizer: PreTrainedTokenizerBase,
     template: str | None,
     system: str | None,
+    special_tokens: bool,
     tools: ToolsOf,
 ) -> Prompt:
     """Render and tokenise a question; see `tokenise`. Raises `ModelError` if the chat template refuses it."""
@@ -61,6 +64,7 @@ def prompt_of(
         question.text,
         template=template,
         system=system,
+        special_tokens=special_tokens,
         tools=[*tools(question.columns), *question.tools],
         without_tools=WITHOUT_TOOL_COLUMN if question.tools else WITHOUT_ENVIRONMENT_TOOLS,
         where=f"question {question.id}",

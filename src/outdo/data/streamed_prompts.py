@@ -42,11 +42,13 @@ def stream_prompts(
     max_tokens: int | None = None,
     template: str | None = None,
     system: str | None = None,
+    special_tokens: bool = False,
     overlong: str = "drop",
     tools: ToolsOf = lambda row: (),
     track: Track = lambda questions: questions,
 ) -> StreamedPrompts:
     """Tokenise each question once, to find those that are too long; see `tokenise`. The others are not kept."""
-    encode = partial(prompt_of, tokenizer=tokenizer, template=template, system=system, tools=tools)
+    how = {"template": template, "system": system, "special_tokens": special_tokens, "tools": tools}
+    encode = partial(prompt_of, tokenizer=tokenizer, **how)
     found = short_enough(questions, encode, max_tokens, overlong=overlong, track=track)
     return StreamedPrompts(questions, array("Q", (place for place, _ in found)), encode)

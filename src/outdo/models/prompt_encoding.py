@@ -1,5 +1,6 @@
 """Encode prompts as token ids: plain text, a template, or the model's own chat template."""
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,11 +9,14 @@ from typing import Any, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
+from outdo.models.special_tokens import Hidden, encode, hide
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import first_line
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, and what the chat template reads besides
 Tool = Mapping[str, Any]  # the JSON schema of a function
+
+ROLE = re.compile(r"[\w .-]+")
 
 WITHOUT_TOOL_COLUMN = "use a model with such a template, or remove the column tools"
 WITHOUT_ENVIRONMENT_TOOLS = (
@@ -33,6 +37,7 @@ def encode_prompt(
     template: str | None = None,
     tools: Sequence[Tool] = (),
     without_tools: str = WITHOUT_TOOL_COLUMN,
+    special_tokens: bool = False,
     where: str = "the prompt",
 ) -> list[int]:
     """Return the token ids of a prompt: exactly what the policy reads; the prompt is never tokenised again.
@@ -47,21 +52,26 @@ def encode_prompt(
 
     Special tokens are added once. A chat template writes its own, so no others are added to its text. Other text gets
     those that the tokenizer always adds (a BOS, for example), but no EOS at the end, because the answer follows.
+    Special tokens in the prompt and in the tools are ordinary text, unless `special_tokens` is true; those of the chat
+    template, of `template` and of `system` are special tokens.
 
     `where` names the prompt in errors ("train.jsonl, row 3"). Raises `ModelError` if the chat template refuses the
-    prompt or has no place for the tools, if there is none and one is needed, or if there is no token; `UserError` if
-    `template` lacks a field.
+    prompt or has no place for the tools, if there is none and one is needed, if there is no token, or if the tokenizer
+    cannot encode a special token as ordinary text; `UserError` if `template` lacks a field.
     """
+    hidden: Hidden = {}
+    if not special_tokens:
+        (prompt, tools), hidden = hide(tokenizer, (prompt, tools), beside=(system, template))
     if template is not None or (isinstance(prompt, str) and not tokenizer.chat_template):
         if tools:
             raise ModelError(f"{where} has tools, and only a chat template has a place for them; {without_tools}")
-        ids = _encode_text(tokenizer, _fill_template(prompt, system, template, where))
+        ids = _encode_text(tokenizer, _fill_template(prompt, system, template, where), hidden, where)
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
         if system is not None and (not messages or messages[0].get("role") != "system"):
             messages = [{"role": "system", "content": system}, *messages]
         check_tools(tokenizer, messages, tools, where, without_tools)
-        ids = tokenizer.encode(render(tokenizer, messages, tools, where), add_special_tokens=False)
+        ids = encode(tokenizer, render(tokenizer, messages, tools, where), hidden, where=where)
     if not ids:
         raise ModelError(f"{where} has no tokens, and a model cannot answer nothing")
     return ids
@@ -82,12 +92,27 @@ def _fill_template(prompt: str | Sequence[Message], system: str | None, template
     return before + prompt + after.replace("{prompt}", prompt)
 
 
-def _encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool = False) -> list[int]:
+    """Return the token ids of a text with the special tokens that the tokenizer always adds, but no EOS at the end.
+
+    Special tokens in the text are ordinary text, unless `special_tokens` is true. Raises `ModelError` if the tokenizer
+    cannot encode them so.
+    """
+    return _encode_text(tokenizer, *((text, {}) if special_tokens else hide(tokenizer, text)))
+
+
+def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool = False) -> list[int]:
+    """Return the token ids of a text that follows other tokens; the same as `encode_text`, but nothing is added."""
+    return encode(tokenizer, *((text, {}) if special_tokens else hide(tokenizer, text)))
+
+
+def _encode_text(tokenizer: PreTrainedTokenizerBase, text: str, hidden: Hidden, where: str = "the text") -> list[int]:
     """Encode with the tokenizer's own special tokens, without an EOS that it adds at the end."""
     ids: list[int] = tokenizer.encode(text)
     plain: list[int] = tokenizer.encode(text, add_special_tokens=False)
     eos_added = ids[-1:] == [tokenizer.eos_token_id] and ids[-len(plain) :] != plain
-    return ids[:-1] if eos_added else ids
+    ids = ids[:-1] if eos_added else ids
+    return ids[: len(ids) - len(plain)] + encode(tokenizer, text, hidden, where=where) if hidden else ids
 
 
 def check_tools(
@@ -126,6 +151,9 @@ def apply_template(
             "use a chat model, or prompts that are strings"
         )
     given = [dict(message) for message in messages]
+    for role in (message.get("role") for message in given):
+        if isinstance(role, str) and not ROLE.fullmatch(role):  # a template may write <|ROLE|>
+            raise ModelError(f"{where}: a role has letters, digits, spaces and . _ -, and not {role[:100]!r}")
     try:
         with _cpu_limit(LONGEST_RENDERING):
             return tokenizer.apply_chat_template(given, tools=[dict(tool) for tool in tools] or None, **options)

@@ -55,6 +55,7 @@ class AgentKind:
         reward: Reward,
         *,
         system: str | None,
+        special_tokens: bool,
         longest_prompt: int | None,
         max_failed: float,
         step_timeout: float | None,
@@ -62,7 +63,7 @@ class AgentKind:
         """Return the environment. Raises `UserError` if the policy has no chat template that can be used."""
         return Agent(
             load_agent(piece),
-            chat_template(policy.tokenizer, end_ids=policy.end_ids, system=system),
+            chat_template(policy.tokenizer, end_ids=policy.end_ids, system=system, special_tokens=special_tokens),
             reward,
             longest_prompt=longest_prompt,
             context=policy.context,

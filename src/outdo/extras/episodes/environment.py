@@ -82,16 +82,17 @@ class EpisodeKind:
         reward: Reward,
         *,
         system: str | None,
+        special_tokens: bool,
         longest_prompt: int | None,
         max_failed: float,
         step_timeout: float | None,
     ) -> Dialogue:
         """Return the environment. Raises `UserError` if the policy's chat template does not give its tokens exactly."""
         episodes = self.load(piece)
-        tokenizer, tools = policy.tokenizer, episodes.tools
+        written: dict[str, Any] = {"system": system, "special_tokens": special_tokens, "tools": episodes.tools}
         return Dialogue(
             episodes.make,
-            chat_template(tokenizer, end_ids=policy.end_ids, system=system, tools=tools, exact=True),
+            chat_template(policy.tokenizer, end_ids=policy.end_ids, exact=True, **written),
             reward,
             turns=episodes.turns,
             turn_tokens=episodes.turn_tokens,
@@ -120,12 +121,13 @@ def chat_template(
     *,
     end_ids: Collection[int],
     system: str | None,
+    special_tokens: bool = False,
     tools: Sequence[dict[str, Any]] = (),
     exact: bool = False,
 ) -> Template:
     """Return the chat template of a model. Raises `UserError` if there is none, or if it has to be exact and is not."""
     try:
-        template = Template(tokenizer, end_ids=end_ids, tools=tools, system=system)
+        template = Template(tokenizer, end_ids=end_ids, tools=tools, system=system, special_tokens=special_tokens)
         if exact:
             template.check()
     except ModelError as error:

@@ -17,7 +17,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.episodes.call_formats import CALL_FORMATS, find_calls, split_thought
-from outdo.models.prompt_encoding import WITHOUT_ENVIRONMENT_TOOLS, Message, Tool, encode_prompt, render
+from outdo.models.prompt_encoding import (
+    WITHOUT_ENVIRONMENT_TOOLS,
+    Message,
+    Tool,
+    encode_continuation,
+    encode_prompt,
+    render,
+)
+from outdo.models.special_tokens import Hidden, encode, hide
 from outdo.types import Completion
 from outdo.utils.errors import ModelError
 
@@ -63,7 +71,8 @@ class Parsed:
 class Template:
     """The chat template of `tokenizer`, with `tools` in every prompt.
 
-    `end_ids` are the tokens that end a turn. Raises `ModelError` if there is no chat template, if the tools are not
+    `end_ids` are the tokens that end a turn. Special tokens in messages, texts and tools are ordinary text, unless
+    `special_tokens` is true. Raises `ModelError` if there is no chat template, if the tools are not
     read by it, or if no known format reads the calls that it writes.
     """
 
@@ -74,10 +83,12 @@ class Template:
         end_ids: Collection[int],
         tools: Sequence[Tool] = (),
         system: str | None = None,
+        special_tokens: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.tools = tools
         self.system = system
+        self.special_tokens = special_tokens
         self._end_ids = frozenset(end_ids)
         self.ends = {str(tokenizer.decode([token])): token for token in sorted(end_ids)}
         self.prompt([{"role": "user", "content": QUESTION}])
@@ -86,7 +97,8 @@ class Template:
 
     def with_tools(self, tools: Sequence[Tool]) -> "Template":
         """Return the same template with other tools in every prompt."""
-        return Template(self.tokenizer, end_ids=self._end_ids, tools=tools, system=self.system)
+        how: dict[str, Any] = {"end_ids": self._end_ids, "system": self.system, "special_tokens": self.special_tokens}
+        return Template(self.tokenizer, tools=tools, **how)
 
     def prompt(self, messages: Sequence[Message], *, where: str = WHERE) -> list[int]:
         """Return the token ids of a conversation, with the opening of the policy's first turn."""
@@ -97,6 +109,7 @@ class Template:
             messages,
             system=self.system,
             tools=self.tools,
+            special_tokens=self.special_tokens,
             without_tools=WITHOUT_ENVIRONMENT_TOOLS,
             where=where,
         )
@@ -108,15 +121,18 @@ class Template:
         template's end-of-turn token (it is truncated, or ended at a stop string), that token comes first. Raises
         `ModelError` if the template does not say exactly what follows.
         """
+        hidden: Hidden = {}
+        if not self.special_tokens:
+            messages, hidden = hide(self.tokenizer, messages, beside=(self.system, self.tools))
         end, text = self._after(messages)
-        ids: list[int] = self.tokenizer.encode(str(self.tokenizer.decode([end])) + text, add_special_tokens=False)
+        ids = encode(self.tokenizer, str(self.tokenizer.decode([end])) + text, hidden)
         if ids[:1] != [end]:
             raise ModelError("the end-of-turn token of the chat template is not one token of the tokenizer")
         return ids[1:] if list(turn[-1:]) == [end] else ids
 
     def following_text(self, text: str) -> list[int]:
         """Return the token ids of a text that follows a turn as it is."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return encode_continuation(self.tokenizer, text, special_tokens=self.special_tokens)
 
     def parse(self, turn: Sequence[int], before: Sequence[int]) -> Parsed:
         """Return the message that the token ids of a turn are; `before` are all token ids before them."""

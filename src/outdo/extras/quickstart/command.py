@@ -267,7 +267,7 @@ def _answers(model: str, questions: Sequence[Question], recipe: Recipe) -> list[
     reward = load_reward([{**spec, "weight": weight} for spec, weight in recipe.reward_functions])
     engine = open_engine(named_engine(None), policy)
     try:
-        environment = open_environment(how.environment, policy, reward, system=how.system)
+        environment = open_environment(how.environment, policy, reward, **how.in_prompts)
         prompts = how.prompts(questions, policy)
         groups = environment.rollouts(engine, prompts, 1, how.sampling, step=0, purpose="shown")
         rollouts = [group.rollouts[0] for group in groups]

@@ -173,6 +173,7 @@ def _reading(recipe: Recipe, policy: Policy, prompts: Prompts[Prompt]) -> Readin
             text,
             template=recipe.data.prompt_template,
             system=recipe.data.system,
+            special_tokens=recipe.data.special_tokens,
             tools=[*tools(prompt.columns), *tools_in(prompt.columns)],
             where=f"question {prompt.id}",
         )

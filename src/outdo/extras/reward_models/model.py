@@ -34,7 +34,7 @@ from outdo.models.gradient_check import check_gradient
 from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.loading import HEAD, base_of, load_classifier, load_tokenizer, max_context, without_bars
 from outdo.models.optimiser import Optimiser, OptimiserSettings
-from outdo.models.prompt_encoding import encode_prompt
+from outdo.models.prompt_encoding import encode_continuation, encode_prompt
 from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import Division
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, comparison_loss, is_useful, ranking_of
@@ -177,9 +177,12 @@ class RewardModel:
         """Do nothing: there is nothing to release."""
 
     def encode(self, prompt: Text, completion: str) -> tuple[int, ...]:
-        """Return the token ids of a row. Raises `ModelError` if the chat template refuses the prompt."""
+        """Return the token ids of a row. Special tokens in its texts are ordinary text: an answer cannot end itself.
+
+        Raises `ModelError` if the chat template refuses the prompt.
+        """
         prompt_ids = encode_prompt(self.tokenizer, prompt, template=self.template, system=self.system)
-        return (*prompt_ids, *self.tokenizer.encode(completion, add_special_tokens=False), self._end)
+        return (*prompt_ids, *encode_continuation(self.tokenizer, completion), self._end)
 
     def fits(self, comparison: Comparison) -> bool:
         """Return whether every row of the comparison fits into the model's context."""

@@ -28,6 +28,7 @@ from outdo.models.inspect_folder import conversion_notes, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.schedules import constant
+from outdo.models.special_tokens import special_tokens_in
 from outdo.run.display import Display
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import escape_control, excerpt
@@ -52,6 +53,7 @@ class SftSettings:
     prompt: str | None
     answer: str | None
     template: str | None  # text, or options of the chat template as a table in TOML
+    special_tokens: bool = False
     adapter: str | None  # as `train.adapter` in a recipe
     base_weights: Weights | Literal["auto"] = "auto"
     checkpoint_every: int
@@ -87,6 +89,9 @@ def command(
     prompt: Annotated[str | None, typer.Option(help="column of the prompts; unset: found by its name")] = None,
     answer: Annotated[str | None, typer.Option(help="column of the answers; unset: found by its name")] = None,
     template: Template = None,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="read <|im_end|> and the like in --data as special tokens")
+    ] = False,
     adapter: Adapter = None,
     base_weights: BaseWeights = "auto",
     seed: Annotated[int, typer.Option(help="random seed of the order of the examples, and of --adapter")] = 0,
@@ -107,6 +112,7 @@ def command(
         prompt=prompt,
         answer=answer,
         template=template,
+        special_tokens=special_tokens,
         adapter=adapter,
         base_weights=base_weights,
         checkpoint_every=checkpoint_every,
@@ -225,7 +231,8 @@ def _load(settings: SftSettings, data: SftData, display: Display, folder: str | 
         policy = Policy.load(facts, weights=weights, **start)
     template, options = read_template(settings.template)
     set_chat_options(policy.tokenizer, options)
-    encoded = [_encode(policy, examples, template, display) for examples in data.sources]
+    how: dict[str, Any] = {"template": template, "special_tokens": settings.special_tokens}
+    encoded = [_encode(policy, examples, display, **how) for examples in data.sources]
     display.say("the first example, as the model reads it; » and « enclose what is learned:")
     display.say(show_example(policy.tokenizer, encoded[0][0]))
     if not any(token in policy.end_ids for token in _learned(encoded[0][0])):
@@ -238,19 +245,23 @@ def _load(settings: SftSettings, data: SftData, display: Display, folder: str | 
     return SftTraining(policy, examples, settings.steps)
 
 
-def _encode(policy: Policy, examples: Sequence[SftExample], template: str | None, display: Display) -> list[SftTokens]:
-    """Encode the examples of a file; print how many are too long for the model."""
+def _encode(policy: Policy, examples: Sequence[SftExample], display: Display, **how: Any) -> list[SftTokens]:
+    """Encode the examples of a file; print how many are too long for the model, and how many have special tokens."""
     encoded = encode_examples(
         examples,
         policy.tokenizer,
         max_tokens=policy.context,
-        template=template,
         end_ids=policy.end_ids,
+        **how,
         track=lambda each: display.track(each, total=len(each), what="tokenising examples", stays=False),
     )
     if left := len(examples) - len(encoded):
         longer = f"longer than the model's context of {policy.context} tokens"
         display.say(f"left out: {left:,} of {len(examples):,} examples, {longer}")
+    texts = ([each.prompt, each.completion, each.tools] for each in examples)
+    if special := sum(bool(special_tokens_in(policy.tokenizer, each)) for each in texts):
+        meaning = "special tokens" if how["special_tokens"] else "ordinary text (--special-tokens: special tokens)"
+        display.say(f"{special:,} of {len(examples):,} examples have special tokens in their texts: they are {meaning}")
     return encoded
 
 

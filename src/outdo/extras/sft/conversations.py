@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outdo.models.prompt_encoding import Message, Tool, apply_template, check_tools, render
+from outdo.models.special_tokens import Hidden, encode, encode_with_places, hide
 from outdo.utils.errors import ModelError
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -22,6 +23,7 @@ def encode_conversation(
     first: int = 0,
     tools: Sequence[Tool] = (),
     end_ids: Collection[int] = (),
+    special_tokens: bool = False,
     where: str = "the conversation",
 ) -> tuple[list[int], list[bool]]:
     """Return the token ids of a conversation, up to its last learned token, and which of them are learned.
@@ -35,16 +37,20 @@ def encode_conversation(
       follows the prompt that it is given when it samples.
 
     White space after the last token of an answer that is in `end_ids` is not learned: the policy stops before it.
+    Special tokens in the messages and the tools are ordinary text, unless `special_tokens` is true.
 
     Raises `ModelError` if the chat template refuses the conversation, marks nothing in it, has no place for the tools,
     or does not keep prefixes: if what it writes up to an answer changes when the answer, or a later turn, follows.
     """
     first = max(first, 1)
+    hidden: Hidden = {}
+    if not special_tokens:
+        (messages, tools), hidden = hide(tokenizer, (messages, tools))
     check_tools(tokenizer, messages, tools, where)
     with_tools: Any = list(tools) or None
     has_marks = tokenizer.chat_template and GENERATION.search(tokenizer.get_chat_template(tools=with_tools))
-    encode = _by_generation_marks if has_marks else _by_prefixes
-    ids, learned = encode(tokenizer, messages, first, tools, where)
+    ranges = _by_generation_marks if has_marks else _by_prefixes
+    ids, learned = ranges(tokenizer, messages, first, tools, where, hidden)
     learned = _without_space_after_end(tokenizer, ids, learned, end_ids)
     if not any(learned):
         raise ModelError(f"{where}: the chat template leaves nothing to learn of the assistant's messages")
@@ -53,7 +59,12 @@ def encode_conversation(
 
 
 def _by_prefixes(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], first: int, tools: Sequence[Tool], where: str
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    first: int,
+    tools: Sequence[Tool],
+    where: str,
+    hidden: Hidden,
 ) -> tuple[list[int], list[bool]]:
     ids: list[int] = []
     learned: list[bool] = []
@@ -69,10 +80,10 @@ def _by_prefixes(
                     "what it wrote before, so that the answer does not follow the prompt that the model is given; use "
                     "a chat template with {% generation %} marks"
                 )
-            together: list[int] = tokenizer.encode(text, add_special_tokens=False)
+            together = encode(tokenizer, text, hidden, where=where)
             alone = together[len(ids) :]
             if together[: len(ids)] != ids:  # a token crosses the border, which it cannot do when the policy samples
-                alone = tokenizer.encode(text[len(before) :], add_special_tokens=False)
+                alone = encode(tokenizer, text[len(before) :], hidden, where=where)
             ids += alone
             learned += [is_assistant] * len(alone)
             before = text
@@ -80,14 +91,28 @@ def _by_prefixes(
 
 
 def _by_generation_marks(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], first: int, tools: Sequence[Tool], where: str
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    first: int,
+    tools: Sequence[Tool],
+    where: str,
+    hidden: Hidden,
 ) -> tuple[list[int], list[bool]]:
-    options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+    options: dict[str, Any] = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+    if hidden:
+        options["tokenizer_kwargs"] = {"return_offsets_mapping": True}
     encoded = apply_template(tokenizer, messages, tools, where, **options)
     ids, learned = list(encoded["input_ids"]), list(map(bool, encoded["assistant_masks"]))
+    if hidden:
+        text = render(tokenizer, messages, tools, where, open_turn=False)
+        turns = groupby(zip(encoded["offset_mapping"], learned, strict=True), key=itemgetter(1))
+        spans = [[span for span, _ in turn] for own, turn in turns if own]
+        places = {place for turn in spans for place in range(turn[0][0], turn[-1][1])}
+        ids, found = encode_with_places(tokenizer, text, hidden, where)
+        learned = [not places.isdisjoint(each) for each in found]
     if any(message["role"] == "assistant" for message in messages[:first]):
         prompt = render(tokenizer, messages[:first], tools, where, open_turn=messages[first]["role"] == "assistant")
-        given: list[int] = tokenizer.encode(prompt, add_special_tokens=False)
+        given = encode(tokenizer, prompt, hidden, where=where)
         if ids[: len(given)] != given:
             raise ModelError(f"{where}: the model's chat template writes the prompt in another way when answers follow")
         learned[: len(given)] = [False] * len(given)

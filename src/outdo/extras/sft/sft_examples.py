@@ -10,7 +10,7 @@ from outdo.data.files import Fault, Rows, read_rows, shorten
 from outdo.data.formats import Text, as_messages, tools_of
 from outdo.extras.sft.conversations import encode_conversation
 from outdo.extras.sft.sft_formats import SftFormat, detect_format
-from outdo.models.prompt_encoding import encode_prompt
+from outdo.models.prompt_encoding import encode_continuation, encode_prompt, encode_text
 from outdo.utils.errors import ModelError, UserError
 
 
@@ -90,6 +90,7 @@ def encode_examples(
     max_tokens: int | None = None,
     template: str | None = None,
     end_ids: Collection[int] = (),
+    special_tokens: bool = False,
     track: Callable[[Sequence[SftExample]], Iterable[SftExample]] = lambda examples: examples,
 ) -> list[SftTokens]:
     """Encode each example once; those of more than `max_tokens` tokens are left out, because a cut answer has no end.
@@ -98,6 +99,7 @@ def encode_examples(
     - A prompt and a completion of plain text are one question and one answer for a model with a chat template. Without
       one, or with `template`, the completion follows the prompt, and an end-of-sequence token follows the completion.
     - Of plain text without a prompt, every token but the first is learned, with an end-of-sequence token after it.
+    - Special tokens in the texts are ordinary text, unless `special_tokens` is true.
 
     `track` shows how many of the examples are encoded. Raises `UserError` with every example that cannot be encoded, or
     if all of them are too long.
@@ -106,7 +108,7 @@ def encode_examples(
     refused: list[str] = []
     for example in track(examples):
         try:
-            ids, learned = _encode(example, tokenizer, template, end_ids)
+            ids, learned = _encode(example, tokenizer, template, end_ids, special_tokens)
         except ModelError as error:
             refused.append(str(error))
             continue
@@ -120,19 +122,24 @@ def encode_examples(
 
 
 def _encode(
-    example: SftExample, tokenizer: PreTrainedTokenizerBase, template: str | None, end_ids: Collection[int]
+    example: SftExample,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str | None,
+    end_ids: Collection[int],
+    special_tokens: bool,
 ) -> tuple[list[int], list[bool]]:
     prompt, completion, eos = example.prompt, example.completion, tokenizer.eos_token_id
     end: list[Any] = [] if eos is None else [eos]
+    how: dict[str, Any] = {"special_tokens": special_tokens}
     if isinstance(completion, str) and not prompt:
-        ids: list[int] = tokenizer.encode(completion)
+        ids = encode_text(tokenizer, completion, **how)
         ids += end if ids[-len(end) :] != end else []
         if len(ids) < 2:
             raise ModelError(f"{example.where} has one token, which follows nothing and cannot be learned")
         return ids, [place > 0 for place in range(len(ids))]
     if isinstance(completion, str) and (template is not None or not tokenizer.chat_template):
-        given = encode_prompt(tokenizer, prompt, template=template, tools=example.tools, where=example.where)
-        answer: list[int] = [*tokenizer.encode(completion, add_special_tokens=False), *end]
+        given = encode_prompt(tokenizer, prompt, template=template, tools=example.tools, where=example.where, **how)
+        answer = [*encode_continuation(tokenizer, completion, **how), *end]
         return [*given, *answer], [False] * len(given) + [True] * len(answer)
     if template is not None:
         raise ModelError(f"{example.where} has messages, and a prompt template takes text; leave the template out")
@@ -144,4 +151,5 @@ def _encode(
         tools=example.tools,
         end_ids=end_ids,
         where=example.where,
+        **how,
     )

@@ -318,7 +318,8 @@ def _environments(
     The rewards score the answers of both. If all of them are learnt, the labels that the first reward model learns from
     score the evaluation.
     """
-    in_prompts = {"system": recipe.data.system, "longest_prompt": recipe.data.max_prompt_tokens}
+    in_prompts: dict[str, Any] = recipe.data.model_dump(include={"system", "special_tokens"})
+    in_prompts["longest_prompt"] = recipe.data.max_prompt_tokens
     open_with = partial(open_environment, recipe.environment, policy, **in_prompts)
     environment = open_with(reward, **recipe.reward_limits.of_steps)
     if recipe.reward_functions or not reward_models:

@@ -36,6 +36,7 @@ class EnvironmentKind(Protocol):
         reward: Reward,
         *,
         system: str | None,
+        special_tokens: bool,
         longest_prompt: int | None,
         max_failed: float,
         step_timeout: float | None,
@@ -70,19 +71,21 @@ def open_environment(
     reward: Reward,
     *,
     system: str | None = None,
+    special_tokens: bool = False,
     longest_prompt: int | None = None,
     max_failed: float = 0.5,
     step_timeout: float | None = None,
 ) -> Environment:
     """Return the environment that a recipe names, for this policy and this reward.
 
-    `longest_prompt` is the largest number of tokens of a prompt that an agent writes.
+    `longest_prompt` is the largest number of tokens of a prompt that an agent writes. Special tokens in texts of the
+    environment are ordinary text, unless `special_tokens` is true.
 
     Raises `UserError` if it cannot be used, or if the policy's chat template does not give its tokens exactly.
     """
     if piece is None:
         return SingleTurn(reward, max_failed=max_failed, step_timeout=step_timeout)
-    in_prompts: dict[str, Any] = {"system": system, "longest_prompt": longest_prompt}
+    in_prompts: dict[str, Any] = {"system": system, "special_tokens": special_tokens, "longest_prompt": longest_prompt}
     if rows := row_environments(piece):
         environments: dict[str | None, Environment] = {
             name: open_environment(each, policy, reward, max_failed=1.0, step_timeout=step_timeout, **in_prompts)

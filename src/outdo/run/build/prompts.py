@@ -33,6 +33,7 @@ def build_prompts(
             "max_tokens": longest,
             "template": data.prompt_template,
             "system": data.system,
+            "special_tokens": data.special_tokens,
             "overlong": data.overlong,
             "tools": tools,
         }

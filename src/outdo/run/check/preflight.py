@@ -42,6 +42,7 @@ class Rendered(NamedTuple):
     text: str
     tokens: int = 0
     unknown: int = 0  # how many of the tokens are the tokenizer's unknown token
+    special: Sequence[str] = ()  # special tokens in the text of the question and of its tools
 
 
 Render = Callable[[Question], Rendered]
@@ -124,6 +125,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
             *doubtful,
             *_repetition(recipe, train),
             *_unknown_tokens(prompts),
+            *_special_tokens(prompts, special=recipe.data.special_tokens),
             *rewards.warnings,
         ],
         notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes, *found.notes],
@@ -228,6 +230,21 @@ def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
         yield (
             f"data.path: {len(affected)} of {len(prompts)} prompts have characters that the tokenizer does not know: "
             f"{prompt.unknown} of the {prompt.tokens} tokens of question {question} are its unknown token"
+        )
+
+
+def _special_tokens(prompts: Mapping[str, Rendered], *, special: bool) -> Iterator[str]:
+    affected = {each: prompt.special for each, prompt in prompts.items() if prompt.special}
+    if affected:
+        question, tokens = next(iter(affected.items()))
+        end = (
+            "data.special_tokens = true makes them special tokens, so that a text can end its turn and begin another"
+            if special
+            else "they are ordinary text; data.special_tokens = true would make them special tokens"
+        )
+        yield (
+            f"data.path: {len(affected)} of {len(prompts)} prompts looked at have special tokens in their texts, "
+            f"question {question} for example {tokens[0]}; {end}"
         )
 
 
