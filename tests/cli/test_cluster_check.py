@@ -77,7 +77,7 @@ def test_processes_that_do_not_meet_end_at_the_deadline_with_what_to_look_at(hom
         (replace(TWO, shares=False), "process 1 on b does not find what process 0 on a writes"),
         (replace(TWO, files={"model": None}), "model is not there for process 1 on b"),
         (replace(TWO, files={"model": 999}), "model: 1000 bytes for process 0 on a, 999 for process 1 on b"),
-        (ONE, "a: 2 processes and 1 GPUs"),
+        (ONE, "a: 2 processes and 1 GPU:"),
     ],
 )
 def test_each_difference_is_one_sentence(other: ProcessReport, sentence: str):

@@ -47,7 +47,7 @@ def test_prompts_that_are_too_long_are_left_out_and_counted_or_refused_if_that_i
     assert "question 1: its prompt has" in none_left.error
     done = outdo("train", *settings(model, data, tmp_path / "run", limit, "steps=1"))
     assert done.status == 0, done.error
-    assert "2 of 4 training questions are longer than 20 tokens and left out" in done.out
+    assert "left out: 2 of 4 training questions, longer than 20 tokens" in done.out
 
 
 def test_an_answer_ends_where_the_models_context_does(outdo, tmp_path):

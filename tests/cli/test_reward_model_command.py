@@ -95,7 +95,7 @@ def test_preferences_make_a_folder_that_transformers_ranks_with_and_that_is_trai
     assert learnt > 0.85
     told = [line for line in printed.splitlines() if line.startswith("step ")]
     assert len(told) == 20
-    assert re.fullmatch(r"step 3/60  pairwise accuracy [\d.]+% of 48 pairs  loss [\d.]+", told[0])
+    assert re.fullmatch(r"step 3/60  pairwise accuracy [\d.]+% of 48 pairs  loss [\d.]+  \d+ s left", told[0])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
     rows = [torch.tensor([[*tokenizer.encode(f"7?{text}"), tokenizer.eos_token_id]]) for text in ("312", "311")]
@@ -112,7 +112,7 @@ def test_rated_answers_teach_the_same_by_regression(trained, scored):
 
 
 def test_the_same_seed_writes_the_same_bits(trained, pairs, tmp_path):
-    printed = [trained(pairs, out=tmp_path / name, steps=4) for name in ("one", "two")]
+    printed = [re.sub(r"\d+ s left", "", trained(pairs, out=tmp_path / name, steps=4)) for name in ("one", "two")]
     assert printed[0].replace("one", "two") == printed[1]
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
     assert first == second
@@ -164,7 +164,7 @@ def test_columns_format_and_kind_are_found_and_the_first_comparison_is_shown(tra
     ]
     data = write(tmp_path / "pairs.jsonl", rows)
     printed = trained(data, model=chat_model, steps=1, holdout=0.0).splitlines()
-    assert printed[0] == f"{data}: 1 prompts; format: preference, implicit prompt; --kind pairs"
+    assert printed[0] == f"{data}: 1 prompt; format: preference, implicit prompt; --kind pairs"
     assert printed[1:5] == [
         "the first comparison, as the model reads it; value 1:",
         "<|user|>1?<|end|><|assistant|>2<|end|>",

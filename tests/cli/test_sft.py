@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_sft_raises_the_likelihood_of_the_answers(outdo, model, pairs, tmp_path)
     assert (done.status, done.error) == (0, "")
     before, after = likelihood(model, pairs), likelihood(out, pairs)
     assert after > before + 1
-    told = [-float(line.rpartition("loss ")[2]) for line in done.out.splitlines() if line.startswith("step ")]
+    told = [-float(loss) for loss in re.findall(r"^step .*loss ([\d.]+)", done.out, re.MULTILINE)]
     assert told[0] == pytest.approx(before, abs=2e-3)
     assert before < told[-1] < after + 2e-3
 
@@ -57,7 +58,7 @@ def test_sft_names_the_format_and_shows_what_it_learns_of_the_first_example(outd
     asked = ["--data", data, "--steps", 2, "--batch", 1, "--lr", 1e-3, "--device", "cpu"]
     done = outdo("sft", chat_model, "--out", tmp_path / "tuned", *asked)
     assert (done.status, done.error) == (0, "")
-    assert f"{data}: 1 examples; format: language modeling (conversational); learned: the assistant's" in done.out
+    assert f"{data}: 1 example; format: language modeling (conversational); learned: the assistant's" in done.out
     shown = "<|user|>1+1=<|end|><|assistant|>»2<|end|>«<|user|>2+2=<|end|><|assistant|>»4<|end|>«"
     assert shown in done.out.splitlines()
 
@@ -75,8 +76,8 @@ def test_sft_learns_the_turns_of_the_assistant_and_no_others(outdo, chat_model, 
     starts = [len(ids[0]), len(ids[0]) + len(ids[1]) + len(ids[2])]
     places = [start + at for start, part in zip(starts, (ids[1], ids[3]), strict=True) for at in range(len(part))]
     expected = math.fsum(float(logprobs[place - 1, row[place]]) for place in places) / len(places)
-    told = float(next(line for line in done.out.splitlines() if line.startswith("step 1")).rpartition("loss ")[2])
-    assert -told == pytest.approx(expected, abs=2e-3)
+    (told,) = re.findall(r"^step 1/1  loss ([\d.]+)", done.out, re.MULTILINE)
+    assert -float(told) == pytest.approx(expected, abs=2e-3)
 
 
 def test_sft_mixes_files_by_their_weights(outdo, model, tmp_path):

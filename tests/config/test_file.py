@@ -141,7 +141,7 @@ def test_all_mistakes_are_reported_at_once(recipe):
         "train.objective.clip_lo: unknown option; did you mean clip_low? grpo takes clip_low, clip_high, beta, "
         "entropy_bonus, kl_ratio, log_ratio_clamp, bypass, level, surrogate, divergence, weight, correction ...",
         'optim.schedule: nothing is called "cosin"; did you mean cosine?',
-        "train.minibatches = 64: a minibatch consists of whole groups, and there are only train.prompts = 32 groups",
+        "train.minibatches = 64: a minibatch consists of whole groups, of which there are only train.prompts = 32",
     ]
 
 

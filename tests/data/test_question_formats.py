@@ -50,7 +50,7 @@ def test_tools_are_read_and_noted(tools, written):
     )
     questions = of(path)
     assert [question.tools for question in questions.train] == [(WITHOUT_NULL,), ()]
-    assert questions.notes[0].endswith("; 1 have tools, which the chat template writes into the prompt")
+    assert questions.notes[0].endswith("; 1 with tools, which the chat template writes into the prompt")
 
 
 @pytest.mark.parametrize("tools", [7, [7], {"a": 1}], ids=str)

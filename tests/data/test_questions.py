@@ -135,7 +135,7 @@ def test_the_fingerprint_is_the_files_sha256_and_changes_with_it(jsonl):
 def test_columns_are_detected_and_noted(jsonl, row, line):
     path = jsonl([row])
     assert questions_from(path)[0].answer == "b"
-    assert f"data.path: 1 questions; columns: {line}" in of(path).notes
+    assert f"data.path: 1 question; columns: {line}" in of(path).notes
 
 
 def test_the_error_for_a_missing_column_offers_the_nearest_name(jsonl):

@@ -53,7 +53,7 @@ def test_each_standard_format_is_named_and_read(name, written):
     row, prompt, completion = FORMATS[name]
     path = written([row])
     examples, notes = read_examples(path)
-    assert f"{path}: 1 examples; format: {name}; learned: " in notes[0]
+    assert f"{path}: 1 example; format: {name}; learned: " in notes[0]
     assert [(each.prompt, each.completion) for each in examples] == [(prompt, completion)]
 
 
@@ -61,7 +61,7 @@ def test_answers_labelled_false_are_left_out_and_counted(written):
     rows = [{"prompt": "2+2?", "completion": text, "label": text == "4"} for text in "4567"]
     examples, notes = read_examples(written(rows))
     assert [each.completion for each in examples] == ["4"]
-    assert notes[1].endswith("3 answers that are labelled false are left out")
+    assert notes[1].endswith("left out: 3 answers labelled false")
 
 
 def test_parts_of_a_message_that_are_null_or_text_are_read(written):
@@ -143,5 +143,5 @@ def test_examples_that_are_too_long_are_left_out_whole():
     short, long = (SftExample(where="", prompt="2?", completion="4" * length) for length in (1, 50))
     tokenizer = byte_bpe_tokenizer([""])
     assert len(encode_examples([short, long, short], tokenizer, max_tokens=20)) == 2
-    with pytest.raises(UserError, match=r"all 1 examples are longer than the model's context of 20 tokens"):
+    with pytest.raises(UserError, match=r"no example of 1 fits into the model's context of 20 tokens"):
         encode_examples([long], tokenizer, max_tokens=20)

@@ -163,7 +163,7 @@ def test_tokens_beyond_the_embedding_are_refused(folder):
     tokenizer = load_tokenizer(folder)
     tokenizer.add_tokens(["<new 1>", "<new 2>", "<new 3>", "<new 4>"])  # 261 + 4 tokens, 264 rows
     tokenizer.save_pretrained(folder)
-    with pytest.raises(ModelError, match=r"1 token\(s\).*'<new 4>' has the id 264"):
+    with pytest.raises(ModelError, match=r"1 token that.*'<new 4>' has the id 264"):
         load_tokenizer(folder)
 
 

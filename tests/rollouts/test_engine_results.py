@@ -39,7 +39,7 @@ def sample(engine: ScriptedEngine) -> list[Completion]:
         ({"token_ids": (9, -1, 0)}, r"step 3, question q7: .* the token \[-1\]"),
         ({"token_ids": (9, 264, 0)}, "question q7: the engine returned the token 264, and the model has 264"),
         ({"token_ids": (9,) * 5, "logprobs": (-1.0,) * 5}, "5 tokens, and at most 4 were requested"),
-        ({"policy_version": 1}, "from the weights after 1 optimiser steps, and the policy has had 0"),
+        ({"policy_version": 1}, "from the weights after 1 optimiser step, and the policy has had 0"),
     ],
 )
 def test_a_completion_that_cannot_be_right_is_an_error_that_names_the_question(changes, said):
@@ -49,5 +49,5 @@ def test_a_completion_that_cannot_be_right_is_an_error_that_names_the_question(c
 
 def test_a_missing_completion_is_an_error(monkeypatch):
     monkeypatch.setattr(ScriptedEngine, "generate", lambda engine, requests, sampling: [SOUND])
-    with pytest.raises(EngineError, match="the engine returned 1 completions of 2 requests"):
+    with pytest.raises(EngineError, match="the engine returned 1 completion of 2 requests"):
         sample(ScriptedEngine(()))

@@ -132,7 +132,7 @@ def test_text_from_the_data_cannot_control_the_terminal(model, tmp_path):
 
 def test_more_questions_per_step_than_there_are_is_a_warning(model, data):
     report = check(recipe(model, data, "data.eval_rows=5", "train.prompts=36"))
-    assert any("there are only 35 questions" in warning for warning in report.warnings)
+    assert any("the data have only 35 questions" in warning for warning in report.warnings)
 
 
 def test_more_memory_than_the_machine_has_is_a_warning(model, data):

@@ -75,8 +75,8 @@ def test_a_resumed_training_is_compared_with_the_one_that_was_saved(interrupted)
 def test_a_training_is_not_begun_again_over_its_saved_steps(interrupted):
     said = outdo_(interrupted, *arguments(interrupted, "sft", "tuned"), status=2)
     assert "tuned.unfinished: an unfinished training; `outdo resume tuned` continues it, or remove this folder" in said
-    said = outdo_(interrupted, "resume", "tuned", "steps=90", status=2)
-    assert "the settings of `outdo sft` and `outdo reward-model` stay as they are on resume" in said
+    said = outdo_(interrupted, "resume", "tuned", "lr=0.5", status=2)
+    assert "lr: of a training that is resumed, only device, threads, checkpoint_every, steps, epochs may change" in said
 
 
 def test_a_training_that_is_damaged_on_disk_is_not_resumed(interrupted):

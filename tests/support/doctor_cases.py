@@ -41,7 +41,7 @@ DRIFTED = ((1, {"eval/start_logprob": -2.9}), (9, {}), (1, {"eval/start_logprob"
 FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "failed_rewards": (
         steps((3, {}), (1, {"reward_status/timed_out": 7.0})),
-        r"7 answers in 1 steps .*timed_out.*reward_limits.timeout",
+        r"7 answers in 1 step .*timed_out.*reward_limits.timeout",
     ),
     "constant_reward": (
         steps((6, {"reward": 0.3, "frac_reward_zero_std": 1.0})),

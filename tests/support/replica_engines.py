@@ -120,7 +120,7 @@ def faults_of_an_engine(replicas: Replicas) -> None:
         engine = engine_with("wrong tensor", policy, replicas)
         engine.update_weights(policy)
         updated(policy)
-        with pytest.raises(DeliveryError, match="after 1 optimiser steps the engine does not sample"):
+        with pytest.raises(DeliveryError, match="after 1 optimiser step the engine does not sample"):
             engine.update_weights(policy)
         engine = engine_with("", policy, replicas, losses=9)
         engine.update_weights(policy)

@@ -231,7 +231,7 @@ def test_the_representation_of_a_step_and_its_parts_is_a_line_and_not_its_tensor
     batch = Batch.from_groups(groups)
     update = Update(metrics={"loss": 0.25}, tokens={"logprobs": batch.rollout_logprobs})
     step = Step(index=3, sampled=Sampled(groups=groups), batch=batch, updates=[update])
-    assert repr(step) == "Step 3: 32 groups, 64 rollouts, mean reward 0.750, 1 passes; outdo.show(step)"
+    assert repr(step) == "Step 3: 32 groups, 64 rollouts, mean reward 0.750, 1 pass; outdo.show(step)"
     assert repr(batch) == f"Batch(64 rows, padded to 41 tokens, {64 * 40} to train on)"
     assert repr(groups[0]) == "Group(prompt '7', 2 rollouts, rewards [1, 0.5])"
     assert repr(update) == "Update(loss 0.25, tokens: logprobs)"

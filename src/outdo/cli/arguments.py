@@ -37,6 +37,10 @@ BaseWeights = Annotated[
     Literal["auto", "float32", "bfloat16", "int8", "nf4"],
     typer.Option(help="how the frozen weights under an adapter are stored; auto: bfloat16 if their files are"),
 ]
+Epochs = Annotated[
+    float | None, typer.Option(min=0.001, help="passes over the data; unset: 3, or as many as --steps makes")
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="optimiser steps, in place of --epochs")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="steps between checkpoints; `outdo resume OUT` uses them")]
 Template = Annotated[
     str | None,

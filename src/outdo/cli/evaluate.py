@@ -46,7 +46,7 @@ from outdo.run.evaluation.evaluation import Evaluation, compare_paired, evaluate
 from outdo.run.export.find_model import ModelRef, find_model
 from outdo.run.progress_bar import progress
 from outdo.utils.errors import UserError
-from outdo.utils.text import for_terminal
+from outdo.utils.text import counted, for_terminal
 
 REWARDS = ("last_number",)
 """The rewards where neither an argument nor a run sets them."""
@@ -227,7 +227,7 @@ def _write_files(results: Results, tasks: Mapping[str, EvaluationTask], argument
     task = next(iter(tasks.values()))
     if arguments.rates is not None:
         pass_rates.write(arguments.rates, _rates(evaluation))
-        yield f"pass rates of {len(task.questions):,} questions: {arguments.rates}"
+        yield f"pass rates of {counted(len(task.questions), 'question')}: {arguments.rates}"
     if arguments.answers is not None:
         kind = "greedy" if task.answering.sampling.temperature == 0 else "sampled"
         held_out_completions.write(arguments.answers, evaluation.completions(kind))

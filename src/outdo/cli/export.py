@@ -1,4 +1,4 @@
-"""`outdo export`: the model of a run as an ordinary model folder."""
+"""`outdo export`: the model of a run, or of an unfinished fine-tuning, as an ordinary model folder."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ from outdo.utils.extras import load_extra
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="the run folder; with --merge also an adapter folder")],
+    run: Annotated[str, typer.Argument(help="a run folder or OUT.unfinished; with --merge also an adapter folder")],
     folder: Annotated[Path, typer.Argument(help="a new folder for the model")],
     *,
     best: Annotated[bool, typer.Option("--best", help="the best checkpoint instead of the newest")] = False,

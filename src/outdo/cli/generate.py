@@ -34,6 +34,7 @@ from outdo.types import Completion, Prompt, Request
 from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError
 from outdo.utils.rng import Stream
+from outdo.utils.text import counted
 
 
 def command(
@@ -83,7 +84,7 @@ def command(
         sampler.close()
     lines = [json.dumps(line, ensure_ascii=False, default=str) for line in _lines(asked, completions, sampler)]
     write_text_atomically(out, "".join(f"{line}\n" for line in lines))
-    print_line(Console(), f"{len(lines):,} answers of {source.name}: {out}")
+    print_line(Console(), f"{counted(len(lines), 'answer')} of {source.name}: {out}")
 
 
 def _lines(

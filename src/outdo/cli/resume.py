@@ -37,9 +37,9 @@ def command(
         raise UserError([f"{run}: no run is there (it has no recipe.toml)"])
     if problem := not_empty(run):  # killed between the last two of its operations, or somebody else's
         raise UserError([f"{problem}, or, if it holds the complete model, remove {unfinished}"])
-    if settings or profile or restarts:
-        raise UserError([f"{run}: the settings of `outdo sft` and `outdo reward-model` stay as they are on resume"])
-    return _resume_training(run, Display(), changed=changed)
+    if profile or restarts:
+        raise UserError([f"{run}: --profile and --restarts are for runs of `outdo train`"])
+    return _resume_training(run, settings or [], Display(), changed=changed)
 
 
 def _resume_run(
@@ -57,10 +57,10 @@ def _resume_run(
     )
 
 
-def _resume_training(out: Path, display: Display, *, changed: bool) -> int:
+def _resume_training(out: Path, overrides: list[str], display: Display, *, changed: bool) -> int:
     """Continue what makes the model folder `out` by the command that has begun it."""
     settings = read_settings(out)
     row = COMMANDS.get(str(settings["command"]))
     if row is None or row.resume is None:
         raise UserError([f"{unfinished_folder(out) / SETTINGS}: no command is called {settings['command']!r}"])
-    return load_extra(row.resume, str(out))(settings, out, display, changed=changed)
+    return load_extra(row.resume, str(out))(settings, out, display, overrides=overrides, changed=changed)

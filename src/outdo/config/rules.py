@@ -23,6 +23,7 @@ from outdo.utils.extras import load_extra, missing_extra
 from outdo.utils.machine import cores, main_memory
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.secrets import find_secrets
+from outdo.utils.text import counted
 
 _BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/.+/mean)?")
 """The numbers of an evaluation that can decide which one is the best."""
@@ -71,8 +72,8 @@ def _greedy_sampling(recipe: Recipe) -> Iterator[str]:
 def _more_minibatches_than_questions(recipe: Recipe) -> Iterator[str]:
     if recipe.train.minibatches > recipe.train.prompts:
         yield (
-            f"train.minibatches = {recipe.train.minibatches}: a minibatch consists of whole groups, and there are only "
-            f"train.prompts = {recipe.train.prompts} groups"
+            f"train.minibatches = {recipe.train.minibatches}: a minibatch consists of whole groups, of which there "
+            f"are only train.prompts = {recipe.train.prompts}"
         )
 
 
@@ -229,7 +230,8 @@ def _warmup_as_long_as_the_run(recipe: Recipe) -> Iterator[str]:
     total = optimiser_steps(recipe)
     warmup = recipe.optim.schedule.options.get("warmup", 0)
     if isinstance(warmup, int) and warmup >= total:
-        yield f"optim.schedule.warmup = {warmup}: the run has {total} optimiser steps, so optim.lr is never reached"
+        length = counted(total, "optimiser step")
+        yield f"optim.schedule.warmup = {warmup}: the run has {length}, so optim.lr is never reached"
 
 
 def _schedule_with_fewer_steps(recipe: Recipe) -> Iterator[str]:
@@ -253,7 +255,7 @@ def _later_than_the_last_step(recipe: Recipe) -> Iterator[str]:
         ("checkpoint.every", recipe.checkpoint.every.steps, "saved only at the end"),
     ):
         if every > recipe.steps:
-            yield f"{key} = {every}: the run has {recipe.steps} steps, so it is {only}"
+            yield f"{key} = {every}: the run has {counted(recipe.steps, 'step')}, so it is {only}"
 
 
 def _weights_without_effect(recipe: Recipe) -> Iterator[str]:

@@ -23,6 +23,7 @@ from outdo.data.data_set_names import data_set_called
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.extras import load_extra
 from outdo.utils.hub_names import REASONING_GYM
+from outdo.utils.text import counted
 
 DATA_SET, STREAMED_PARQUET = "data set", "streamed Parquet"
 RECORDS = {
@@ -212,7 +213,7 @@ def _csv(path: str, content: bytes) -> Iterator[Parsed]:
             if len(fields) == len(header):
                 yield check_row(number, dict(zip(header, fields, strict=True)))
             else:
-                yield Fault(number, f"it has {len(fields)} fields, the header {len(header)}")
+                yield Fault(number, f"it has {counted(len(fields), 'field')}, the header {len(header)}")
     except csv.Error as error:  # after a broken quote the rows cannot be separated
         yield Fault(number + 1, f"broken CSV: {error}; nothing after it was read")
 

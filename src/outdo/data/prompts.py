@@ -17,6 +17,7 @@ from outdo.models.prompt_encoding import WITHOUT_ENVIRONMENT_TOOLS, WITHOUT_TOOL
 from outdo.types import Group, Prompt
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
+from outdo.utils.text import counted
 
 ToolsOf = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """Returns the schemas of the tools that the environment of a row has."""
@@ -104,7 +105,8 @@ def short_enough(
 
 
 def _too_long(prompt: Prompt, max_tokens: int | None) -> str:
-    return f"question {prompt.id}: its prompt has {len(prompt.token_ids)} tokens, more than the {max_tokens} allowed"
+    length = counted(len(prompt.token_ids), "token")
+    return f"question {prompt.id}: its prompt has {length}, more than the {max_tokens} allowed"
 
 
 class PromptsById:

@@ -30,6 +30,7 @@ from outdo.data.streaming import stream_questions
 from outdo.rewards.matchers import reference_checks
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.extras import load_extra
+from outdo.utils.text import counted
 
 LEVELS_OF_TASK = "outdo.extras.gym.questions:levels"
 """What returns the levels of a task of reasoning-gym, called with its path."""
@@ -138,8 +139,8 @@ def _read(
         for question in to_questions(rows, columns, matchers=matchers)
     ]
     with_tools = sum(bool(question.tools) for question in questions)
-    tools = f"; {with_tools:,} have tools, which the chat template writes into the prompt" if with_tools else ""
-    return questions, rows, [f"{len(questions):,} questions; {columns}{tools}", *missing_columns(rows)]
+    tools = f"; {with_tools:,} with tools, which the chat template writes into the prompt" if with_tools else ""
+    return questions, rows, [f"{counted(len(questions), 'question')}; {columns}{tools}", *missing_columns(rows)]
 
 
 def _stream(
@@ -149,7 +150,7 @@ def _stream(
     rows = open_rows(file.path, limit=recipe.data.limit, pinned=pinned)
     columns = _columns(recipe, head_of(rows), matchers)
     questions = stream_questions(rows, columns, matchers=matchers, prefix=file.prefix, source=file.source)
-    return questions, rows, [f"{len(questions):,} questions, streamed from disk; {columns}"]
+    return questions, rows, [f"{counted(len(questions), 'question')}, streamed from disk; {columns}"]
 
 
 def _columns(recipe: Recipe, rows: Rows, matchers: Matchers) -> Columns:

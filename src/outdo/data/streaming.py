@@ -17,6 +17,7 @@ from outdo.data.questions import NO_MATCHERS, Columns, Matchers, Question, descr
 from outdo.data.sequences import Lazy
 from outdo.data.stored_rows import StoredRows
 from outdo.utils.errors import UserError
+from outdo.utils.text import counted
 
 
 class StreamedQuestions(Lazy[Question]):
@@ -83,8 +84,8 @@ def stream_questions(
         faults = [_same_id(rows, place, earlier) for place, earlier in shown]
         more = len(again) - len(faults)
     if faults:
-        counted = [f"{rows.source}: and {more:,} more faults like these"] if more else []
-        raise UserError([*(describe(rows.source, fault) for fault in faults), *counted])
+        others = [f"{rows.source}: and {counted(more, 'more fault')} like these"] if more else []
+        raise UserError([*(describe(rows.source, fault) for fault in faults), *others])
     return StreamedQuestions(rows, columns, hashes, prefix=prefix, source=source)
 
 

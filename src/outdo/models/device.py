@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from outdo.utils.errors import UserError
-from outdo.utils.text import first_line
+from outdo.utils.text import counted, first_line
 
 Precision = Literal["auto", "float32", "bfloat16"]  # auto: bfloat16 on an accelerator, float32 on a CPU
 
@@ -23,7 +23,7 @@ def choose_device(name: str = "auto") -> tuple[torch.device, str]:
         if torch.backends.mps.is_available():
             return torch.device("mps"), "an Apple GPU was found"
         threads = torch.get_num_threads()
-        return torch.device("cpu"), f"no GPU was found; {threads} thread{'s' * (threads != 1)}"
+        return torch.device("cpu"), f"no GPU was found; {counted(threads, 'thread')}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -32,7 +32,7 @@ from outdo.models.scorer import Division
 from outdo.utils.errors import ModelError
 from outdo.utils.hub_names import is_local
 from outdo.utils.packages import explained
-from outdo.utils.text import first_line
+from outdo.utils.text import counted, first_line
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -85,8 +85,8 @@ def _check_rows(tokenizer: PreTrainedTokenizerBase, rows: int | None, name: str)
     if beyond:
         index, token = beyond[0]
         raise ModelError(
-            f"the tokenizer of {name} has {len(beyond)} token(s) that its model does not have: {token!r} has the id "
-            f"{index}, and the embedding has {rows} rows; resize the embedding, or use the model's own tokenizer"
+            f"the tokenizer of {name} has {counted(len(beyond), 'token')} that its model does not have: {token!r} has "
+            f"the id {index}, and the embedding has {rows} rows; resize the embedding, or use the model's own tokenizer"
         )
 
 
@@ -362,8 +362,9 @@ def _differences(report: Mapping[str, Any], *, new: tuple[str, ...], body: str) 
         yield f"its files lack {len(missing)} of the weights that config.json requires, such as {missing[0]}"
     if surplus := sorted(key for key in report["unexpected_keys"] if key.startswith(body)):
         yield (
-            f"its files hold {len(surplus)} weights that config.json has no place for, such as {surplus[0]}, and it "
-            "would be another model without them; give config.json the sizes that the weights were saved with"
+            f"its files hold {counted(len(surplus), 'weight')} that config.json has no place for, such as "
+            f"{surplus[0]}, and it would be another model without them; give config.json the sizes that the weights "
+            "were saved with"
         )
     if mismatched := sorted(report["mismatched_keys"]):
         key, actual, expected = mismatched[0]

@@ -27,6 +27,7 @@ from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, division_of, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
 from outdo.utils.sharded_tensors import share_of
+from outdo.utils.text import counted
 from outdo.utils.timing import span
 from outdo.utils.world import ALONE, World
 
@@ -165,7 +166,7 @@ class Policy(Scorer):
 
     def check_finite(self) -> None:
         """Raise `NonFiniteWeightsError` if a weight, of a divided model one in this process's part, is not finite."""
-        check_finite(self.model, f"not saved after {self.version} optimiser steps", "lower optim.lr")
+        check_finite(self.model, f"not saved after {counted(self.version, 'optimiser step')}", "lower optim.lr")
 
     def weights_to_save(self, copies: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return the weights and buffers of the model by name, with `copies` in place of the trained weights.

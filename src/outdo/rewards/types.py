@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from outdo.utils.errors import RewardError
-from outdo.utils.text import one_line
+from outdo.utils.text import counted, one_line
 
 SCORE_KEYS = ("score", "reward")
 """The entry of a returned dict that is the reward: as in verl, as in Stanford's CS336."""
@@ -172,14 +172,14 @@ def to_outputs(values: object, count: int, name: str) -> list[RewardOutput]:
     A wrong number of values is a failure of all of them: no value is repeated to fill the list.
     """
     if isinstance(values, str | bytes | Mapping) or not (hasattr(values, "__len__") and hasattr(values, "__iter__")):
-        got = f"{_type_with_article(values)} for {count} completions"
+        got = f"{_type_with_article(values)} for {counted(count, 'completion')}"
     elif getattr(values, "ndim", 1) == 0:
-        got = f"1 value for {count} completions"
+        got = f"1 value for {counted(count, 'completion')}"
     else:
         rewards = list(values)  # type: ignore[call-overload]
         if len(rewards) == count:
             return [to_output(reward, name) for reward in rewards]
-        got = f"{len(rewards)} value{'s' * (len(rewards) != 1)} for {count} completions"
+        got = f"{counted(len(rewards), 'value')} for {counted(count, 'completion')}"
     return [output_without_value(Status.failed, f"{name} returned {got}; expected a list of {count}", name)] * count
 
 

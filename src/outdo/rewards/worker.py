@@ -17,6 +17,7 @@ from outdo.utils.child import ChildLostError
 from outdo.utils.errors import RewardError, UserError
 from outdo.utils.imports import names_of
 from outdo.utils.secrets import redact
+from outdo.utils.text import counted
 
 MAX_CONSECUTIVE_CRASHES = 32
 """After so many completions in a row that each ended their worker, this worker tries no more of the same call."""
@@ -241,7 +242,7 @@ class _Worker:
         except (KeyError, TypeError, ValueError) as error:
             raise ChildLostError("its response has no valid outputs") from error
         if len(outputs) != len(inputs):
-            raise ChildLostError(f"it sent {len(outputs)} outputs for {len(inputs)} completions")
+            raise ChildLostError(f"it sent {counted(len(outputs), 'output')} for {counted(len(inputs), 'completion')}")
         return outputs
 
     def _parse_output(self, value: object, status: object, reason: object, right: object) -> RewardOutput:

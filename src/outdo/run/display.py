@@ -76,18 +76,17 @@ class Display:
         is_first = index == self._started[1] + 1
         text = self._line(metrics, explained=self._rounding if is_first else math.inf)
         self._reward = metrics.get("reward", self._reward)
+        self.advance(index, total, text)
+
+    def advance(self, index: int, total: int, text: str) -> None:
+        """Show that a step has ended and a text about it, beside the bar of `steps` or on a line with the time left."""
         if self._bar:
-            self.advance(index, text)
+            bar, task = self._bar
+            bar.update(task, completed=index, text=text)
             return
         since, done = self._started
         left = (time.monotonic() - since) / max(1, index - done) * (total - index)
         self.say(f"step {index}/{total}  {text}  {_duration(left)} left")
-
-    def advance(self, index: int, text: str) -> None:
-        """Show on a terminal, beside the bar of `steps`, that a step has ended, with a text about it."""
-        if self._bar:
-            bar, task = self._bar
-            bar.update(task, completed=index, text=text)
 
     def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
         """Print the shares of right answers of an evaluation, or its mean rewards, with their confidence intervals.

@@ -26,6 +26,7 @@ from outdo.types.rows import (
     turn_numbers,
 )
 from outdo.utils.errors import UserError
+from outdo.utils.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +202,7 @@ class Batch:
     def __repr__(self) -> str:
         """Return a line without the tensors: what a notebook shows."""
         rows, length = self.token_ids.shape
-        return f"Batch({rows} rows, padded to {length} tokens, {self.totals.tokens} to train on)"
+        return f"Batch({counted(rows, 'row')}, padded to {counted(length, 'token')}, {self.totals.tokens} to train on)"
 
     def with_(self, **changes: Any) -> "Batch":
         """Return the same batch with some fields replaced."""

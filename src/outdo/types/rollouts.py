@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from outdo.utils.rng import Stream
+from outdo.utils.text import counted
 
 
 class FinishReason(StrEnum):
@@ -61,7 +62,7 @@ class Completion:
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
-            raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.logprobs)} log-probabilities")
+            raise ValueError(f"{counted(len(self.token_ids), 'token')}, but {len(self.logprobs)} log-probabilities")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,9 @@ class Rollout:
 
     def __post_init__(self) -> None:
         if self.token_rewards is not None and len(self.token_rewards) != len(self.token_ids):
-            raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.token_rewards)} rewards per token")
+            raise ValueError(
+                f"{counted(len(self.token_ids), 'token')}, but {counted(len(self.token_rewards), 'reward')} per token"
+            )
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs) == len(self.versions or self.token_ids):
             raise ValueError(
                 f"{len(self.token_ids)} tokens, but {len(self.loss_mask)} mask entries, {len(self.logprobs)} "
@@ -117,7 +120,7 @@ class Group:
     def __repr__(self) -> str:
         """Return a line without the tokens: what a notebook shows."""
         rewards = ", ".join(f"{each.reward:.4g}" if each.scored else each.status for each in self.rollouts)
-        return f"Group(prompt {self.prompt.id!r}, {len(self.rollouts)} rollouts, rewards [{rewards}])"
+        return f"Group(prompt {self.prompt.id!r}, {counted(len(self.rollouts), 'rollout')}, rewards [{rewards}])"
 
     @property
     def informative(self) -> bool:

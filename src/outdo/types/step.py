@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outdo.types.batch import Batch
 from outdo.types.rollouts import Group, Sampled
+from outdo.utils.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,9 @@ class Step:
         """Return a line without tokens and tensors: what a notebook shows. `outdo.show` shows the tokens."""
         rewards = self.batch.rewards[self.batch.scored]
         mean = f"mean reward {rewards.mean():.3f}" if len(rewards) else "no reward"
-        groups, rollouts, passes = len(self.groups), len(self.batch), len(self.updates)
-        return f"Step {self.index}: {groups} groups, {rollouts} rollouts, {mean}, {passes} passes; outdo.show(step)"
+        groups, rollouts = counted(len(self.groups), "group"), counted(len(self.batch), "rollout")
+        passes = counted(len(self.updates), "pass", plural="passes")
+        return f"Step {self.index}: {groups}, {rollouts}, {mean}, {passes}; outdo.show(step)"
 
     @property
     def groups(self) -> Sequence[Group]:

@@ -60,6 +60,12 @@ def escape_control(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(count: float, noun: str, *, plural: str = "") -> str:
+    """Return `1 step`, `2 steps` or `1,000 steps`; `plural` is that of a noun to which an s is not just appended."""
+    number = f"{count:,.3g}" if isinstance(count, float) else f"{count:,}"
+    return f"{number} {noun if number == '1' else plural or f'{noun}s'}"
+
+
 def text_or_json(value: Any) -> str:
     """Return text as it is, and every other value as JSON; what JSON does not know is written as `str` writes it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

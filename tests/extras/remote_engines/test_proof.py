@@ -82,7 +82,7 @@ def test_a_stale_engine_is_stopped_before_a_token_is_trained(fault):
     with pytest.raises(DeliveryError, match=CAUSES[fault]) as raised:
         steps(policy, engine, 2)
     assert policy.version == updates_before
-    assert f"after {updates_before} optimiser steps" in str(raised.value)
+    assert f"after {updates_before} optimiser step" in str(raised.value)
     assert "nats apart (at most 0.0001" in str(raised.value)
 
 

@@ -99,7 +99,7 @@ def test_a_killed_tracker_leaves_no_process(run):
     with sending(run, [tracker(run, "hang", deadline=1)], said.append, follow=True):
         wait_until(has_text(run / "child"), seconds=600)
     wait_until(lambda: not alive(int((run / "child").read_text())), seconds=600)
-    assert "1 of 1 steps were not delivered: it did not end within 1 s" in said[-1]
+    assert "1 of 1 step was not delivered: it did not end within 1 s" in said[-1]
 
 
 def test_a_process_that_does_not_keep_its_deadline_is_killed(run, monkeypatch):
@@ -127,7 +127,7 @@ def test_a_tracker_that_cannot_be_opened_is_reported_at_once(run):
         wait_until(lambda: bool(said), seconds=600)
         assert "missing.py:note: does not track this run: UserError" in said[0]
         append(run, 1)
-    assert "missing.py:note: 1 of 1 steps were not delivered: UserError" in said[1]
+    assert "missing.py:note: 1 of 1 step was not delivered: UserError" in said[1]
     assert lost == [nowhere.name]
 
 
@@ -163,7 +163,7 @@ def test_a_tracker_that_hangs_while_a_run_that_has_ended_is_sent_is_killed(run):
     said: list[str] = []
     with sending(run, [tracker(run, "stall", deadline=1)], said.append, follow=False) as lost:
         pass
-    assert "1 of 1 steps were not delivered: nothing was delivered for 1 s" in said[-1]
+    assert "1 of 1 step was not delivered: nothing was delivered for 1 s" in said[-1]
     assert len(lost) == 1
 
 

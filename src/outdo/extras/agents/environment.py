@@ -15,6 +15,7 @@ from outdo.models.policy import Policy
 from outdo.rewards.types import Reward
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
+from outdo.utils.text import counted
 
 
 def load_agent(piece: Piece) -> Callable[..., Any]:
@@ -84,9 +85,9 @@ class AgentKind:
         run, parameters = load_agent(piece), inspect.signature(Agent).parameters
         limits = {name: parameters[name].default for name in ("calls", "at_once", "timeout")} | limits_of(piece)
         return [
-            f"environment: the agent {code_of(piece)}{inspect.signature(run)}: at most {limits['calls']} calls and "
-            f"{limits['timeout']:g} s an episode, {limits['at_once']} at once; all conversations of an episode are "
-            "trained (agents/forks counts those besides the first)"
+            f"environment: the agent {code_of(piece)}{inspect.signature(run)}: at most "
+            f"{counted(limits['calls'], 'call')} and {limits['timeout']:g} s an episode, {limits['at_once']} at once; "
+            "all conversations of an episode are trained (agents/forks counts those besides the first)"
         ]
 
 

@@ -20,6 +20,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream
+from outdo.utils.text import counted
 
 COUNTS = ("agents/calls", "agents/forks", "agents/forked_tokens", "agents/overridden", "agents/unparsed")
 """What is counted in an episode of an agent."""
@@ -98,7 +99,7 @@ class Session:
         Raises `CallError` if the call cannot be answered, and for each call after the limit of calls has been reached.
         """
         if self.ended_by is FinishReason.turns:
-            raise CallError(f"the episode has had its {self.limits.calls} calls", code="episode_ended")
+            raise CallError(f"the episode has had its {counted(self.limits.calls, 'call')}", code="episode_ended")
         self.counts["agents/calls"] += 1
         self.counts["agents/overridden"] += any(not self._is_sampled_so(*wanted) for wanted in call.wanted.items())
         if self.counts["agents/calls"] > self.limits.calls:

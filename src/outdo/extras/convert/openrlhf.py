@@ -15,6 +15,7 @@ from outdo.extras.convert.conversion import (
     put_epochs,
     put_evaluation,
 )
+from outdo.utils.text import counted
 
 ADVANTAGES = {
     "reinforce": "reinforce_pp",
@@ -48,7 +49,7 @@ def _batch(c: Conversion, rows: int | None) -> None:
     if completions // update > 1:
         c.remark("train_batch_size", "OpenRLHF divides the answers into minibatches, outdo keeps groups whole")
     if completions // update > prompts:
-        c.mistakes.append(f"train_batch_size = {update}: less than a group of {group} answers")
+        c.mistakes.append(f"train_batch_size = {update}: less than a group of {counted(group, 'answer')}")
     if given["max_samples"] < 1e8:
         c.settings["data.limit"] = int(given["max_samples"])
         rows = c.settings["data.limit"] if rows is None else min(rows, c.settings["data.limit"])

@@ -18,6 +18,7 @@ from outdo.extras.convert.conversion import (
     put_trackers,
 )
 from outdo.extras.convert.trl_objective import advantage, objective, reference
+from outdo.utils.text import counted
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 REWARDS: Mapping[str, tuple[Any, str]] = {
@@ -64,9 +65,10 @@ def _batch(c: Conversion, processes: int) -> None:
         return
     batch = max(generated, per_update)
     if batch % group or batch % per_update:
+        started = counted(processes, "process", plural="processes")
         c.mistakes.append(
             f"num_generations = {group}: the {batch} answers of a batch have to be a multiple of it, and of the "
-            f"{per_update} answers of an optimiser step; is TRL started with {processes} process(es)? see --processes"
+            f"{per_update} answers of an optimiser step; has TRL {started}? see --processes"
         )
         return
     minibatches = batch // per_update
@@ -131,7 +133,9 @@ def _rewards(c: Conversion) -> None:
     if given["reward_model_name_or_path"]:
         functions = [{"name": "reward_model", "path": given["reward_model_name_or_path"]}, *functions]
     if weights is not None and len(as_list(weights)) != len(functions):
-        c.mistakes.append(f"reward_weights: expected {len(functions)} numbers, one for each function, found {weights}")
+        c.mistakes.append(
+            f"reward_weights: expected {counted(len(functions), 'number')}, one for each function, found {weights}"
+        )
         return
     rewards = [_reward(c, each) for each in functions]
     if weights is not None:

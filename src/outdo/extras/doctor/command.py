@@ -19,7 +19,7 @@ from outdo.extras.doctor.resumes import changed_bits
 from outdo.run.folder import run_files
 from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
-from outdo.utils.text import mark_invisible
+from outdo.utils.text import counted, mark_invisible
 
 COLOURS: Mapping[Level, str] = {"warning": "bold yellow", "note": "cyan", "good": "green"}
 
@@ -73,8 +73,8 @@ def _diagnose(run: Path) -> tuple[list[Finding], int]:
 
 def _print(run: Path, steps: int, findings: Sequence[Finding], console: Console) -> None:
     """Print the findings about a run; beneath a cause its symptoms, indented."""
-    counted = f"{steps:,} steps: {_counts(findings, steps)}" if steps else "metrics.jsonl has no step yet"
-    print_text(console, Text(f"{run}: {counted}"))
+    found = f"{counted(steps, 'step')}: {_counts(findings, steps)}" if steps else "metrics.jsonl has no step yet"
+    print_text(console, Text(f"{run}: {found}"))
     for finding in findings:
         words = mark_invisible(
             f"{finding.steps}: {' '.join(filter(None, (finding.text, finding.advice)))}", spaces=False
@@ -88,6 +88,6 @@ def _print(run: Path, steps: int, findings: Sequence[Finding], console: Console)
 def _counts(findings: Sequence[Finding], steps: int) -> str:
     """Return `2 warnings, 1 note`, without symptoms; or that no problem was found."""
     counts = Counter(finding.level for finding in findings if not finding.cause)
-    named = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in LEVELS[:2] if counts[level]]
+    named = [counted(counts[level], level) for level in LEVELS[:2] if counts[level]]
     few = " (most rules need five steps or more)" if steps < 5 else ""
     return ", ".join(named) or f"no problem was found{few}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from outdo.extras.doctor.answers import got_worse_before
 from outdo.extras.doctor.series import Finding, Metrics, RunMetrics, Span, is_number, significant_change
 from outdo.utils.outcome import EVALUATIONS, headline
+from outdo.utils.text import counted
 
 MANY_CHANGES = 50
 """Questions whose mean reward changed between two visits: with fewer, the share that rose says nothing."""
@@ -167,4 +168,5 @@ def _with_interval(line: Metrics, metric: str) -> str:
 
 def _from_to(ends: tuple[Span, Span]) -> str:
     first, last = ends
-    return f"from {first.mean:.3g} (the first {len(first.steps)} steps) to {last.mean:.3g} (the last {len(last.steps)})"
+    steps = counted(len(first.steps), "step")
+    return f"from {first.mean:.3g} (the first {steps}) to {last.mean:.3g} (the last {len(last.steps)})"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from outdo.extras.doctor.reward_parts import reward_parts
 from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics
+from outdo.utils.text import counted
 
 
 def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
@@ -13,7 +14,8 @@ def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
         if count := sum(found.values):
             yield found.finding(
                 "warning",
-                f"{count:,.0f} answers in {len(found.steps):,} steps have no reward ({kind}) and were not trained on.",
+                f"{counted(round(count), 'answer')} in {counted(len(found.steps), 'step')} got no reward ({kind}), so "
+                "that the update left them out.",
                 "`outdo check` shows what the reward returns for examples; reward_limits.timeout is its time limit.",
             )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from outdo.extras.doctor.series import Finding, RunMetrics
+from outdo.utils.text import counted
 
 
 def calls_not_read(run: RunMetrics) -> Iterator[Finding]:
@@ -53,7 +54,7 @@ def always_one_call(run: RunMetrics) -> Iterator[Finding]:
 def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
     """Report that most episodes end because they have no turn left."""
     if span := run.lasting("completions/turns_ratio", above=0.5):
-        limit, setting = f"the limit of {run.setting('environment.turns', 8)} turns", "environment.turns"
+        limit, setting = f"the limit of {counted(run.setting('environment.turns', 8), 'turn')}", "environment.turns"
         if run.setting("environment.environments"):
             limit, setting = "their limit of turns", "turns of the environments"
         yield span.finding(

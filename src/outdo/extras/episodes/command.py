@@ -16,7 +16,7 @@ from outdo.run.check.preflight import check
 from outdo.run.display import Display
 from outdo.types import Rollout, Sampled
 from outdo.utils.errors import UserError
-from outdo.utils.text import excerpt, mark_invisible
+from outdo.utils.text import counted, excerpt, mark_invisible
 
 BETWEEN = "│"
 """Stands between two tokens."""
@@ -54,7 +54,7 @@ def command(
     prompt, text = group.prompt, TokenTexts(policy.tokenizer)
     if rows := row_environments(recipe.environment):
         display.say(f"environment: {rows.name_in(prompt.columns) or 'none, one answer'}")
-    display.say(f"question {prompt.id}, {len(prompt.token_ids)} tokens:")
+    display.say(f"question {prompt.id}, {counted(len(prompt.token_ids), 'token')}:")
     display.say(excerpt("".join(text.pieces(prompt.token_ids))))
     (episode,) = group.rollouts
     for line in lines_of(episode, text.pieces(episode.token_ids, after=prompt.token_ids)):
@@ -80,4 +80,4 @@ def lines_of(episode: Rollout, pieces: Sequence[str]) -> Iterator[str]:
 
 
 def _read(tokens: int) -> str:
-    return f"environment: {tokens} tokens, read and not trained"
+    return f"environment: {counted(tokens, 'token')}, read and not trained"

@@ -17,6 +17,7 @@ from outdo.models.policy import Policy
 from outdo.rewards.types import Reward
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.imports import resolve
+from outdo.utils.text import counted
 
 TIMEOUT = 10.0
 """Seconds of one call of a tool or of an environment, where the recipe does not set them."""
@@ -108,7 +109,7 @@ class EpisodeKind:
         episodes = self.load(piece)
         template = chat_template(tokenizer, end_ids=end_ids, system=system, tools=episodes.tools, exact=True)
         names = ", ".join(tool["function"]["name"] for tool in episodes.tools) or "none"
-        turns = f"environment: at most {episodes.turns} turns; tools: {names}"
+        turns = f"environment: at most {counted(episodes.turns, 'turn')}; tools: {names}"
         return [turns, *self.notes(piece), f"chat template: {template.properties}"]
 
     def notes(self, piece: Piece) -> list[str]:

@@ -17,7 +17,7 @@ from outdo.extras.record.tokens import net_pushes
 from outdo.models.token_text import TokenTexts
 from outdo.types import Group, Rollout, Step
 from outdo.utils.errors import UserError
-from outdo.utils.text import mark_invisible, shortened
+from outdo.utils.text import counted, mark_invisible, shortened
 
 LONGEST = 10_000
 """The maximum number of characters shown of a text."""
@@ -62,13 +62,15 @@ def show(shown: Step | Group, tokenizer: PreTrainedTokenizerBase | None = None, 
     """
     if isinstance(shown, Group):
         completions = [_row(rollout, _text(rollout.text)) for rollout in _sorted(shown)]
-        return Html(_view(shown, f"{len(completions)} answers", completions))
+        return Html(_view(shown, counted(len(completions), "answer"), completions))
     return Html(_step_html(shown, tokenizer, group))
 
 
 def _step_html(step: Step, tokenizer: PreTrainedTokenizerBase | None, group: int) -> str:
     if not 0 <= group < len(step.groups):
-        raise UserError([f"step {step.index} has {len(step.groups)} groups, counted from 0: there is no group {group}"])
+        raise UserError(
+            [f"step {step.index} has {counted(len(step.groups), 'group')}, counted from 0: there is no group {group}"]
+        )
     shown = step.groups[group]
     pushed = _pushed(step, group)
     most = max((abs(each.leverage) for row in pushed for each in row), default=0.0)
@@ -154,7 +156,7 @@ def _row(rollout: Rollout, text: str) -> str:
     word = verdict if rollout.scored else _text(str(rollout.status))
     end = str(rollout.finish_reason)
     cut = "" if end == "stop" else f"<br><small>{_text(end)}</small>"
-    size = f"<br><small>{len(rollout.token_ids)} tokens</small>"
+    size = f"<br><small>{counted(len(rollout.token_ids), 'token')}</small>"
     return f"<li><div>{reward} <small>{word}</small>{size}{cut}</div><pre>{text}</pre></li>"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from outdo.extras.page.held_out import PairedEvaluations
 from outdo.run.checkpoints.names import saved_steps
 from outdo.run.evaluation import held_out_completions
+from outdo.utils.text import counted
 
 START = "start"
 """The name of the evaluation before the first step."""
@@ -47,7 +48,7 @@ def sentence(found: PairedEvaluations) -> str:
     test = "McNemar's exact test" if right else "exact sign test"
     changed = found.fixed + found.broken
     return (
-        f"held-out answers {_when(found.first)} and {_when(found.last)}: of {found.questions:,} questions "
+        f"held-out answers {_when(found.first)} and {_when(found.last)}: of {counted(found.questions, 'question')} "
         f"{found.fixed:,} {better}, {found.broken:,} {worse}, {found.unchanged:,} did not change; p = {found.p:.2g} "
         f"({test}, n = {changed:,} that changed)"
     )

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outdo.extras.page.encode import Table
-from outdo.utils.text import mark_invisible, shortened
+from outdo.utils.text import counted, mark_invisible, shortened
 
 Row = Mapping[str, Any]
 Values = Sequence[float | None]
@@ -195,7 +195,7 @@ def _heading(row: Row) -> Text:
     advantage = "" if row["advantage"] is None else f"advantage {row['advantage']:+.3g}"
     detail = f" ({part_texts})" if len(parts) > 1 else ""
     sign = {"right": "✓", "wrong": "✗"}.get(word, "–")
-    parts = [f"{reward}{detail}", word, advantage, f"{len(row['pieces'])} tokens", ending]
+    parts = [f"{reward}{detail}", word, advantage, counted(len(row["pieces"]), "token"), ending]
     return Text(f"{sign} rollout {row['rollout']}: {', '.join(filter(None, parts))}", style="bold")
 
 

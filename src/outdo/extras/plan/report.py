@@ -14,6 +14,7 @@ from outdo.extras.plan.problem import IN_PLACE, Problem
 from outdo.extras.plan.search import Option, Plan, settings_of
 from outdo.extras.plan.validation import Result, accepted, errors
 from outdo.run.check import cost
+from outdo.utils.text import counted
 
 QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
 
@@ -23,7 +24,7 @@ def described(layout: ParallelLayout) -> str:
     beside = ", in main memory" * layout.offload
     beside += f", {layout.sequence} share each sequence" if layout.sequence > 1 else ""
     if layout.kind == "replicas":
-        return f"{layout.trainers:,} replica{'s' * (layout.trainers > 1)}{beside}"
+        return f"{counted(layout.trainers, 'replica')}{beside}"
     if layout.kind == "sharded":
         return f"{layout.trainers:,} replicas that divide their models{beside}"
     engines = f"engines of {layout.width}" if layout.width > 1 else "engines of one"

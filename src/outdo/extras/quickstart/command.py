@@ -48,6 +48,7 @@ from outdo.run.export.find_model import find_model
 from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra, missing_extra
+from outdo.utils.text import counted
 
 TASKS: Mapping[str, Task] = {
     "sentences": sentences.TASK,
@@ -200,7 +201,7 @@ def conclude(run: Path, model: Path, questions: Path, display: Display) -> None:
     """
     summary = json.loads((run / "summary.json").read_text())
     before, after = summary["before"], summary["after"]
-    table = Table("held-out questions right", "before", "after", title=f"{summary['steps']} steps of GRPO")
+    table = Table("held-out questions right", "before", "after", title=f"{counted(summary['steps'], 'step')} of GRPO")
     for name, meaning in (("greedy", "greedy"), ("sampled", "sampled at temperature 1")):
         table.add_row(meaning, *(_share(numbers, name) for numbers in (before, after)))
     display.console.print(table)

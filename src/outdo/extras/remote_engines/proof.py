@@ -22,6 +22,7 @@ from outdo.rollouts.environments.base import check_completions
 from outdo.types import Batch, Completion, Request
 from outdo.utils.errors import DeliveryError, EngineError
 from outdo.utils.rng import Stream, stream_key
+from outdo.utils.text import counted
 from outdo.utils.world import ALONE, World
 
 SEQUENCES, LENGTH = 8, 64
@@ -98,16 +99,17 @@ class Proof:
         by_policy = torch.cat([scores.policy[worst], scores.policy_sampled[worst]])[place]
         kind = "sampled " if place >= scores.policy.shape[1] else ""
         return (
-            f"after {policy.version} optimiser steps the engine does not sample from the policy's weights: {kind}token "
-            f"{place + 1} of test sequence {worst + 1} has the log-probability {by_engine:.4f} by the engine and "
-            f"{by_policy:.4f} by the policy, {self.last:.2g} nats apart (at most {self.bound.largest:g}; on average "
-            f"{mean:.2g}, at most {self.bound.mean:g}). Likely cause: {self._cause(scores, policy, sequences)}"
+            f"after {counted(policy.version, 'optimiser step')} the engine does not sample from the policy's weights: "
+            f"{kind}token {place + 1} of test sequence {worst + 1} has the log-probability {by_engine:.4f} by the "
+            f"engine and {by_policy:.4f} by the policy, {self.last:.2g} nats apart (at most {self.bound.largest:g}; on "
+            f"average {mean:.2g}, at most {self.bound.mean:g}). Likely cause: {self._cause(scores, policy, sequences)}"
         )
 
     def _cause(self, scores: Scores, policy: PolicyView, sequences: Sequence[Sequence[int]]) -> str:
         for version, earlier in reversed(self._earlier):
             if version != policy.version and self._near(scores.engine, earlier):
-                return f"the engine still has the weights after {version} optimiser steps: this update did not reach it"
+                steps = counted(version, "optimiser step")
+                return f"the engine still has the weights after {steps}: this update did not reach it"
         if has_adapter(policy.model) and self._near(scores.engine, _base_scores(policy, sequences)):
             return "the engine computes the base model: the adapter is not loaded, or requests do not name it"
         fixed_are_right = self._near(scores.engine, scores.policy)
@@ -169,8 +171,8 @@ def _sample(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]], 
             raise EngineError(f"the engine returned the token {largest}, and the model has {rows}")
         if completion.policy_version != policy.version:
             raise EngineError(
-                f"the engine sampled from the weights after {completion.policy_version} optimiser steps, and the "
-                f"policy has had {policy.version}"
+                f"the engine sampled from the weights after {counted(completion.policy_version, 'optimiser step')}, "
+                f"and the policy has had {policy.version}"
             )
     return completions
 

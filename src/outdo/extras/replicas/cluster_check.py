@@ -17,6 +17,7 @@ from outdo.extras.replicas.network import INTERFACE
 from outdo.run.build.hardware import device_memory
 from outdo.run.folder.provenance import versions
 from outdo.utils.errors import UserError
+from outdo.utils.text import counted
 from outdo.utils.world import World
 
 APART = 1.0
@@ -110,7 +111,7 @@ def _unequal_machines(reports: Sequence[ProcessReport]) -> Iterator[str]:
     for host, (_, report) in _by_host(reports).items():
         count = sum(each.host == host for each in reports)
         if report.gpus and count > len(report.gpus):
-            yield f"{host}: {count} processes and {len(report.gpus)} GPUs: start one process for each GPU"
+            yield f"{host}: {count} processes and {counted(len(report.gpus), 'GPU')}: start one process for each GPU"
 
 
 def _unequal_versions(reports: Sequence[ProcessReport]) -> Iterator[str]:

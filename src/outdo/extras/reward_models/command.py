@@ -12,14 +12,15 @@ import typer
 from torch import Tensor
 
 from outdo.cli.adapter_option import read_adapter
-from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Template, not_empty
+from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Epochs, Steps, Template, Threads
 from outdo.cli.template_option import read_template, template_notes
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.extras.reward_models.model import FitStep, RewardModel, fit
 from outdo.extras.reward_models.preferences import Kind, comparisons_in, describe_format, detect_kind
-from outdo.extras.sft.supervised import PreparedTraining, not_started_yet, parsed, run_plan
+from outdo.extras.sft.supervised import EPOCHS, PreparedTraining, TrainingLength, mistakes_of_new, parsed, run_plan
 from outdo.models.chat_options import set_chat_options
+from outdo.models.device import set_threads
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, conversion_notes, inspect_folder
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
@@ -27,7 +28,7 @@ from outdo.models.schedules import constant
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, is_useful
 from outdo.run.display import Display
 from outdo.utils.errors import ModelError, UserError
-from outdo.utils.text import escape_control, excerpt
+from outdo.utils.text import counted, escape_control, excerpt
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -43,7 +44,8 @@ class RewardModelSettings:
     model: str
     data: str
     kind: Kind | None
-    steps: int
+    epochs: float | None = None  # of `epochs` and `steps`, one is set
+    steps: int | None = None
     batch: int
     lr: float
     warmup: int
@@ -54,6 +56,7 @@ class RewardModelSettings:
     base_weights: BaseWeights = "auto"
     seed: int
     device: str
+    threads: int | None = None
     checkpoint_every: int
 
     def to_json(self) -> dict[str, Any]:
@@ -88,7 +91,8 @@ def command(
         Literal["pairs", "scored", "regression"] | None,
         typer.Option(help="content of the data, and how it is learnt; unset: pairs or scored, by its columns"),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="optimiser steps")] = 200,
+    epochs: Epochs = None,
+    steps: Steps = None,
     batch: Annotated[int, typer.Option(min=1, help="pairs, or rated prompts, per step")] = 32,
     lr: Annotated[float, typer.Option(min=0, help="learning rate")] = 1e-5,
     warmup: Annotated[int, typer.Option(min=0, help="steps of learning-rate warm-up")] = 0,
@@ -103,6 +107,7 @@ def command(
     base_weights: BaseWeights = "auto",
     seed: Annotated[int, typer.Option(help="random seed of new weights, the held-out prompts and the order")] = 0,
     device: Device = "auto",
+    threads: Threads = None,
     checkpoint_every: CheckpointEvery = 100,
 ) -> int:
     """Train a reward model on a file."""
@@ -117,6 +122,7 @@ def command(
         model=model,
         data=data,
         kind=kind,
+        epochs=epochs or (None if steps else EPOCHS),
         steps=steps,
         batch=batch,
         lr=lr,
@@ -128,14 +134,18 @@ def command(
         base_weights=base_weights,
         seed=seed,
         device=device,
+        threads=threads,
         checkpoint_every=checkpoint_every,
     )
     return run_reward_model(settings, out, Display())
 
 
-def resume_reward_model(settings: Mapping[str, Any], out: Path, display: Display, *, changed: bool) -> int:
-    """Continue the training that makes `out`, with its saved settings; return the exit status."""
-    return run_reward_model(parsed(RewardModelSettings, settings, out), out, display, resumed=True, changed=changed)
+def resume_reward_model(
+    settings: Mapping[str, Any], out: Path, display: Display, *, overrides: Sequence[str], changed: bool
+) -> int:
+    """Continue the training that makes `out`, with its saved settings and `overrides`; return the exit status."""
+    read = parsed(RewardModelSettings, settings, out, overrides)
+    return run_reward_model(read, out, display, resumed=True, changed=changed)
 
 
 def run_reward_model(
@@ -146,7 +156,8 @@ def run_reward_model(
     For `resumed` and `changed` see `outdo.extras.sft.supervised.run_plan`. Raises `UserError` with every fault of the
     folders and the data, before a model is loaded.
     """
-    mistakes = [] if resumed else [fault for fault in (not_empty(out), not_started_yet(out)) if fault]
+    mistakes = [] if resumed else mistakes_of_new(out, steps=settings.steps, epochs=settings.epochs)
+    set_threads(settings.threads)
     data = _checked_data(settings, mistakes, resumed=resumed)
     for note in data.notes:
         display.say(escape_control(note))
@@ -173,8 +184,9 @@ class RewardModelTraining:
     before: Ranking | None = None  # of what is held out, before the first step
 
     @property
-    def steps(self) -> int:
-        return self.settings.steps
+    def length(self) -> TrainingLength:
+        own = self.settings
+        return TrainingLength.of(len(self.comparisons), own.batch, steps=own.steps, epochs=own.epochs)
 
     @property
     def version(self) -> int:
@@ -189,10 +201,8 @@ class RewardModelTraining:
         if self.before is None:
             with self.display.working("ranking the held-out answers"):
                 self.before = self.model.ranking(self.held_out)
-        batch, seed = self.settings.batch, self.settings.seed
-        yield from fit(
-            self.model, self.comparisons, steps=self.steps, batch=batch, seed=seed, loss=self.loss, start=start
-        )
+        steps, batch, seed = self.length.steps, self.settings.batch, self.settings.seed
+        yield from fit(self.model, self.comparisons, steps=steps, batch=batch, seed=seed, loss=self.loss, start=start)
 
     def line(self, steps: Sequence[FitStep]) -> str:
         """Return a line about the rankings and the mean loss of the steps."""
@@ -233,14 +243,14 @@ def _short_enough(reward: RewardModel, comparisons: Sequence[Comparison], displa
     kept = [each for each in tracked if reward.fits(each)]
     if left := len(comparisons) - len(kept):
         longer = f"longer than the model's context of {reward.context} tokens"
-        display.say(f"left out: {left} of {len(comparisons)} comparisons, {longer}")
+        display.say(f"left out: {left:,} of {counted(len(comparisons), 'comparison')}, {longer}")
     return kept
 
 
 def _sentence(ranking: Ranking) -> str:
     if not ranking.pairs:
         return "has no pair of answers to rank"
-    return f"pairwise accuracy {ranking.share:.1%} of {ranking.pairs} pair{'s' * (ranking.pairs != 1)}"
+    return f"pairwise accuracy {ranking.share:.1%} of {counted(ranking.pairs, 'pair')}"
 
 
 def _load(
@@ -249,7 +259,7 @@ def _load(
     """Load the reward model of a folder, or the model of the settings, and choose what it learns from."""
     useful = [each for each in data.train if is_useful(each, data.loss)]
     if left := len(data.train) - len(useful):
-        display.say(f"left out: {left} of {len(data.train)} prompts, whose answers have equal values")
+        display.say(f"left out: {left:,} of {counted(len(data.train), 'prompt')}, whose answers have equal values")
     with display.working(f"loading {settings.model}"):
         model = _reward_model(str(folder or settings.model), settings, data.adapter)
     trained_on, tested_on = _short_enough(model, useful, display), _short_enough(model, data.held_out, display)
@@ -306,7 +316,9 @@ def _read(settings: RewardModelSettings) -> PreferenceData:
     kind = settings.kind or detect_kind(rows)
     comparisons = comparisons_in(rows, kind, columns)
     train, held_out = hold_out(comparisons, settings.holdout, settings.seed)
-    notes = [f"{path}: {len(comparisons):,} prompts; format: {describe_format(rows, kind, columns)}; --kind {kind}"]
+    notes = [
+        f"{path}: {counted(len(comparisons), 'prompt')}; format: {describe_format(rows, kind, columns)}; --kind {kind}"
+    ]
     if any(row.get("tools") for row in rows.values.values()):
         notes.append(f"{path}: the column tools is not read: a reward model reads the prompt and the answer")
     data = PreferenceData(kind=kind, train=train, held_out=held_out, notes=notes, fingerprint=rows.fingerprint)

@@ -1,7 +1,7 @@
 """`outdo sft`: fine-tune a model on given answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from outdo.cli.adapter_option import read_adapter
-from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Template, not_empty
+from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Epochs, Steps, Template, Threads
 from outdo.cli.template_option import read_template, template_notes
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.batches import Mixture
@@ -20,9 +20,10 @@ from outdo.data.files import read_rows
 from outdo.data.prompts import Prompts
 from outdo.extras.sft.sft import SftStep, sft
 from outdo.extras.sft.sft_examples import SftExample, SftTokens, encode_examples, examples_in
-from outdo.extras.sft.supervised import PreparedTraining, not_started_yet, parsed, run_plan
+from outdo.extras.sft.supervised import EPOCHS, PreparedTraining, TrainingLength, mistakes_of_new, parsed, run_plan
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.chat_options import set_chat_options
+from outdo.models.device import set_threads
 from outdo.models.download import downloaded
 from outdo.models.inspect_folder import conversion_notes, inspect_folder
 from outdo.models.optimiser import OptimiserSettings
@@ -31,7 +32,7 @@ from outdo.models.schedules import constant
 from outdo.models.special_tokens import special_tokens_in
 from outdo.run.display import Display
 from outdo.utils.errors import ModelError, UserError
-from outdo.utils.text import escape_control, excerpt
+from outdo.utils.text import counted, escape_control, excerpt
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -44,12 +45,14 @@ class SftSettings:
     model: str
     data: Sequence[str]
     weights: Sequence[float]  # of `data`; empty: by their sizes
-    steps: int
+    epochs: float | None = None  # of `epochs` and `steps`, one is set
+    steps: int | None = None
     batch: int
     lr: float
     warmup: int
     seed: int
     device: str
+    threads: int | None = None
     prompt: str | None
     answer: str | None
     template: str | None  # text, or options of the chat template as a table in TOML
@@ -82,7 +85,8 @@ def command(
         list[float] | None, typer.Option(min=0.001, help="share of each --data in every batch; unset: by their sizes")
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the fine-tuned model")],
-    steps: Annotated[int, typer.Option(min=1, help="optimiser steps")] = 200,
+    epochs: Epochs = None,
+    steps: Steps = None,
     batch: Annotated[int, typer.Option(min=1, help="examples per step")] = 32,
     lr: Annotated[float, typer.Option(min=0, help="learning rate")] = 1e-5,
     warmup: Annotated[int, typer.Option(min=0, help="steps of learning-rate warm-up")] = 0,
@@ -96,6 +100,7 @@ def command(
     base_weights: BaseWeights = "auto",
     seed: Annotated[int, typer.Option(help="random seed of the order of the examples, and of --adapter")] = 0,
     device: Device = "auto",
+    threads: Threads = None,
     checkpoint_every: CheckpointEvery = 100,
 ) -> int:
     """Fine-tune a model on the examples of one or more files."""
@@ -103,12 +108,14 @@ def command(
         model=model,
         data=data,
         weights=weight or (),
+        epochs=epochs or (None if steps else EPOCHS),
         steps=steps,
         batch=batch,
         lr=lr,
         warmup=warmup,
         seed=seed,
         device=device,
+        threads=threads,
         prompt=prompt,
         answer=answer,
         template=template,
@@ -120,9 +127,11 @@ def command(
     return run_sft(settings, out, Display())
 
 
-def resume_sft(settings: Mapping[str, Any], out: Path, display: Display, *, changed: bool) -> int:
-    """Continue the fine-tuning that makes `out`, with its saved settings; return the exit status."""
-    return run_sft(parsed(SftSettings, settings, out), out, display, resumed=True, changed=changed)
+def resume_sft(
+    settings: Mapping[str, Any], out: Path, display: Display, *, overrides: Sequence[str], changed: bool
+) -> int:
+    """Continue the fine-tuning that makes `out`, with its saved settings and `overrides`; return the exit status."""
+    return run_sft(parsed(SftSettings, settings, out, overrides), out, display, resumed=True, changed=changed)
 
 
 def run_sft(settings: SftSettings, out: Path, display: Display, *, resumed: bool = False, changed: bool = False) -> int:
@@ -131,7 +140,8 @@ def run_sft(settings: SftSettings, out: Path, display: Display, *, resumed: bool
     For `resumed` and `changed` see `outdo.extras.sft.supervised.run_plan`. Raises `UserError` with every fault of the
     folders and the data, before the model is loaded.
     """
-    mistakes = [] if resumed else [fault for fault in (not_empty(out), not_started_yet(out)) if fault]
+    mistakes = [] if resumed else mistakes_of_new(out, steps=settings.steps, epochs=settings.epochs)
+    set_threads(settings.threads)
     data = _checked_data(settings, mistakes, resumed=resumed)
     for note in data.notes:
         display.say(escape_control(note))
@@ -151,7 +161,7 @@ class SftTraining:
 
     policy: Policy
     examples: Prompts[SftTokens]
-    steps: int
+    length: TrainingLength
 
     @property
     def version(self) -> int:
@@ -164,7 +174,7 @@ class SftTraining:
 
     def train(self, start: int) -> Iterator[SftStep]:
         self.examples.load_state({"position": (start - 1) * self.examples.per_step})
-        return sft(self.policy, self.examples, steps=self.steps, start=start)
+        return sft(self.policy, self.examples, steps=self.length.steps, start=start)
 
     def line(self, steps: Sequence[SftStep]) -> str:
         """Return a line about the last of the steps."""
@@ -238,11 +248,14 @@ def _load(settings: SftSettings, data: SftData, display: Display, folder: str | 
     if not any(token in policy.end_ids for token in _learned(encoded[0][0])):
         display.say("note: no end-of-sequence token is learned in it, so the model does not learn to end its answers")
     batch, seed = settings.batch, settings.seed
-    if settings.weights:
-        examples: Prompts[SftTokens] = Mixture(encoded, settings.weights, per_step=batch, seed=seed)
-    else:
-        examples = Prompts([example for source in encoded for example in source], per_step=batch, seed=seed)
-    return SftTraining(policy, examples, settings.steps)
+    total = sum(map(len, encoded))
+    length = TrainingLength.of(total, batch, steps=settings.steps, epochs=settings.epochs)
+    if not settings.weights:
+        joined = [example for source in encoded for example in source]
+        return SftTraining(policy, Prompts(joined, per_step=batch, seed=seed), length)
+    examples = Mixture(encoded, settings.weights, per_step=batch, seed=seed)
+    shares = [share / len(source) for share, source in zip(examples.shares, encoded, strict=True)]
+    return SftTraining(policy, examples, replace(length, most_epochs=max(shares) * total * length.epochs))
 
 
 def _encode(policy: Policy, examples: Sequence[SftExample], display: Display, **how: Any) -> list[SftTokens]:
@@ -257,7 +270,7 @@ def _encode(policy: Policy, examples: Sequence[SftExample], display: Display, **
     )
     if left := len(examples) - len(encoded):
         longer = f"longer than the model's context of {policy.context} tokens"
-        display.say(f"left out: {left:,} of {len(examples):,} examples, {longer}")
+        display.say(f"left out: {left:,} of {counted(len(examples), 'example')}, {longer}")
     texts = ([each.prompt, each.completion, each.tools] for each in examples)
     if special := sum(bool(special_tokens_in(policy.tokenizer, each)) for each in texts):
         meaning = "special tokens" if how["special_tokens"] else "ordinary text (--special-tokens: special tokens)"

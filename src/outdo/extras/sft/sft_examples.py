@@ -12,6 +12,7 @@ from outdo.extras.sft.conversations import encode_conversation
 from outdo.extras.sft.sft_formats import SftFormat, detect_format
 from outdo.models.prompt_encoding import encode_continuation, encode_prompt, encode_text
 from outdo.utils.errors import ModelError, UserError
+from outdo.utils.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +74,11 @@ def examples_in(
 def _notes(path: str, form: SftFormat, examples: Sequence[SftExample], left_out: int) -> Iterator[str]:
     chat = any(not isinstance(part, str) for each in examples for part in (each.prompt, each.completion))
     kind = "conversational" if chat else "standard"
-    yield f"{path}: {len(examples):,} examples; format: {form.name} ({kind}); learned: {form.learned}"
+    yield f"{path}: {counted(len(examples), 'example')}; format: {form.name} ({kind}); learned: {form.learned}"
     if left_out:
-        yield f"{path}: {left_out:,} answers that are labelled false are left out"
+        yield f"{path}: left out: {counted(left_out, 'answer')} labelled false"
     if with_tools := sum(bool(each.tools) for each in examples):
-        yield f"{path}: {with_tools:,} examples have tools, which the chat template writes into the prompt"
+        yield f"{path}: {counted(with_tools, 'example')} with tools, which the chat template writes into the prompt"
 
 
 # ------------------------------------------------------------------------------------------------------------ encoding
@@ -115,7 +116,7 @@ def encode_examples(
         if max_tokens is None or len(ids) <= max_tokens:
             encoded.append(SftTokens(token_ids=tuple(ids), learned=tuple(learned)))
     if not encoded and not refused:
-        refused = [f"all {len(examples):,} examples are longer than the model's context of {max_tokens} tokens"]
+        refused = [f"no example of {len(examples):,} fits into the model's context of {max_tokens} tokens"]
     if refused:
         raise UserError(shorten(refused, "examples"))
     return encoded

@@ -10,14 +10,19 @@ A checkpoint holds the model, the state of its optimiser, and the identity of th
 and the SHA-256 of its data. The position in the data follows from the number of finished steps.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
+from outdo.cli.arguments import not_empty
+from outdo.config.file import read_value
+from outdo.config.messages import describe_errors
 from outdo.config.resume import accepted_changes
 from outdo.models.device import choose_device, describe_hardware, make_deterministic
 from outdo.run.checkpoints import checkpoint
@@ -32,20 +37,73 @@ from outdo.run.folder.unfinished import SETTINGS, unfinished_folder
 from outdo.run.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.utils import atomic
 from outdo.utils.errors import CheckpointError, UserError
+from outdo.utils.machine import MOST_THREADS
+from outdo.utils.text import counted
 
-MAY_CHANGE = ("device", "checkpoint_every")
-"""Settings that do not decide what the model becomes."""
+EPOCHS = 3.0
+"""Passes over the data of a training that is given neither epochs nor steps."""
+
+MOST_EPOCHS = 10
+"""A training of more gets a warning."""
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class Changes(BaseModel, extra="forbid", strict=True):
+    """The settings that may change when a training is resumed: they decide where and how long it trains."""
+
+    device: str | None = None
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
+    checkpoint_every: AtLeastOne | None = None
+    steps: AtLeastOne | None = None
+    epochs: Annotated[float, Field(ge=0.001)] | None = None
+
+
+MAY_CHANGE = tuple(Changes.model_fields)
 
 StepT = TypeVar("StepT")
 SettingsT = TypeVar("SettingsT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLength:
+    """How long a training lasts, and on how many examples it trains."""
+
+    examples: int
+    batch: int  # examples of a step
+    steps: int
+    most_epochs: float | None = None  # of the file that is repeated most, if the files have weights
+
+    @classmethod
+    def of(cls, examples: int, batch: int, *, steps: int | None, epochs: float | None) -> "TrainingLength":
+        """Return the length of a training of so many `steps`, or of as many as `epochs` passes over the examples take.
+
+        The last batch of an epoch is filled up from the next one.
+        """
+        steps = steps or math.ceil((epochs or EPOCHS) * examples / batch)
+        return cls(examples=examples, batch=batch, steps=steps)
+
+    @property
+    def epochs(self) -> float:
+        """How often an example is trained on, on average."""
+        return self.steps * self.batch / self.examples
+
+    def lines(self) -> Iterator[str]:
+        """Yield lines for the user about the whole training."""
+        sizes = f"{counted(self.examples, 'example')}, {self.batch:,} per step"
+        yield f"plan: {sizes}, {counted(self.steps, 'step')}, {counted(self.epochs, 'epoch')}"
+        most = self.most_epochs or self.epochs
+        if most > MOST_EPOCHS:
+            often = f"examples are trained on {counted(most, 'time')}"
+            yield f"warning: {often}, and the model may learn them by heart; set fewer --epochs or --steps"
 
 
 class SupervisedTraining(Protocol[StepT]):
     """A model in training, the order of its data, and what the user reads about it."""
 
     @property
-    def steps(self) -> int:
-        """The number of optimiser steps of the whole training."""
+    def length(self) -> TrainingLength:
+        """How long the whole training lasts."""
         ...
 
     @property
@@ -58,7 +116,7 @@ class SupervisedTraining(Protocol[StepT]):
         ...
 
     def train(self, start: int) -> Iterator[StepT]:
-        """Make the optimiser steps `start` to `steps`."""
+        """Make the optimiser steps from `start` to the last one."""
         ...
 
     def line(self, steps: Sequence[StepT]) -> str:
@@ -101,8 +159,14 @@ class PreparedTraining(Generic[StepT]):
         return {"settings": settings, "data": dict(self.data), "versions": versions(), "process": process}
 
 
-def not_started_yet(out: Path) -> str | None:
-    """Return why no training can start that makes `out`, if an earlier one has saved steps that would be lost."""
+def mistakes_of_new(out: Path, *, steps: int | None, epochs: float | None) -> list[str]:
+    """Return why no training can start that makes `out` and has these `steps` or `epochs`."""
+    both = "--steps and --epochs: give one of them" if steps and epochs else None
+    return [mistake for mistake in (not_empty(out), _saved_steps(out), both) if mistake]
+
+
+def _saved_steps(out: Path) -> str | None:
+    """Return that an earlier training has saved steps that would be lost, if it has."""
     folder = unfinished_folder(out)
     if not has_steps(folder) or is_alive(folder):  # one that is under way holds the lock, which names its process
         return None
@@ -114,14 +178,35 @@ def has_steps(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("step_*"))
 
 
-def parsed(kind: type[SettingsT], settings: Mapping[str, Any], out: Path) -> SettingsT:
-    """Return the saved settings of the training that makes `out`. Raises `UserError` if they are not such settings."""
-    given = {name: value for name, value in settings.items() if name != "command"}
+def parsed(kind: type[SettingsT], settings: Mapping[str, Any], out: Path, overrides: Sequence[str] = ()) -> SettingsT:
+    """Return the saved settings of the training that makes `out`, with `key=value` changes.
+
+    Raises `UserError` if they are not such settings, or if one of them may not change.
+    """
+    given = {name: value for name, value in settings.items() if name != "command"} | _changes(overrides)
     try:
         return kind(**given)
     except TypeError as error:
         where = unfinished_folder(out) / SETTINGS
         raise UserError([f"{where}: not the settings of `outdo {settings['command']}`: {error}"]) from None
+
+
+def _changes(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that `key=value` changes; of `steps` and `epochs`, one replaces the other."""
+    written = {name.strip(): read_value(value) for name, _, value in (each.partition("=") for each in overrides)}
+    values = {name: value for name, value in written.items() if name in MAY_CHANGE}
+    may_change = f"of a training that is resumed, only {', '.join(MAY_CHANGE)} may change"
+    refused = [f"{name}: {may_change}" for name in written if name not in values]
+    try:
+        Changes.model_validate(values)
+    except ValidationError as error:
+        refused += [sentence for _, sentence in describe_errors(error.errors(), values)]
+    if values.keys() >= {"steps", "epochs"}:
+        refused.append("steps and epochs: give one of them")
+    if refused:
+        raise UserError(refused)
+    replaced = {"steps": "epochs", "epochs": "steps"}
+    return {replaced[name]: None for name in values if name in replaced} | values
 
 
 def run_plan(
@@ -143,11 +228,12 @@ def run_plan(
                 display.say(line)
             atomic.write_json_atomically(folder.path / SETTINGS, plan.settings)
             training = _loaded(plan, newest, state)
-            done = newest.step if newest else 0
-            left = training.steps - done
-            free_space.check(folder.path, free_space.needed(training.weights(), keep=1, steps=left))
+            done, steps = newest.step if newest else 0, training.length.steps
+            free_space.check(folder.path, free_space.needed(training.weights(), keep=1, steps=max(0, steps - done)))
+            for line in training.length.lines():
+                display.say(line)
             if resumed:
-                display.say(f"resumed after step {done} of {training.steps}")
+                display.say(f"resumed after step {done}" + (f" of {steps}" if done < steps else "; no step is left"))
             return _Loop(plan, training, out, folder, display, done=done).run()
         finally:
             if not has_steps(folder.path):
@@ -198,7 +284,7 @@ class _Loop:
         with stop_requested() as signals:
             try:
                 self.run_steps(signals)
-                if self.done == self.training.steps:
+                if self.done >= self.training.length.steps:  # a resumed training may have fewer than are done
                     return self.publish(signals)
             except Interrupted:
                 pass
@@ -208,28 +294,30 @@ class _Loop:
                 save_after_error(error, self.save_current, self.display.say)
                 raise
             self.save_current()
-        hint = f"continue with `outdo resume {self.out}`" if self.done else "nothing is saved"
+        hint = f"continue with `outdo resume {self.out}`" if self.saved else "nothing is saved"
         self.display.say(f"stopped after step {self.done}; {hint}")
+        if self.saved:
+            taken = f"`outdo export {self.folder.path} FOLDER`"
+            self.display.say(f"the model after step {self.saved} can be used as it is: {taken}")
         return signals.exit_status
 
     def run_steps(self, signals: StopSignals) -> None:
         """Make the steps that are left, up to a signal."""
-        training, since = self.training, list[Any]()
+        training, since, last = self.training, list[Any](), self.training.length.steps
         steps = signals.interrupting_each(training.train(self.done + 1), self.is_current)
-        with self.display.steps(self.done, training.steps):
+        with self.display.steps(self.done, last):
             for step in steps:
                 self.done, self.version = self.done + 1, training.version
                 since.append(step)
-                line = training.line(since)
-                self.display.advance(self.done, line)
-                if self.done % max(1, training.steps // 20) == 0 or self.done == training.steps:
-                    if not self.display.live:
-                        self.display.say(f"step {self.done}/{training.steps}  {line}")
+                has_line = self.done % max(1, last // 20) == 0 or self.done == last
+                if has_line or self.display.live:
+                    self.display.advance(self.done, last, training.line(since))
+                if has_line:
                     since.clear()
                 if signals:
                     return
                 is_due = self.done % self.plan.checkpoint_every == 0 or self.times.are_long_ago()
-                if is_due and self.done < training.steps:
+                if is_due and self.done < last:
                     self.save()
 
     def is_current(self) -> bool:

@@ -18,6 +18,7 @@ from outdo.rollouts.environments.base import check_completions
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import EngineError
 from outdo.utils.rng import Stream
+from outdo.utils.text import counted
 
 
 class PresampledEngine:
@@ -86,7 +87,7 @@ def continue_completions(
         if completion.policy_version != policy.version:
             raise EngineError(
                 f"question {request.stream.prompt_id}: the engine sampled from the weights after "
-                f"{completion.policy_version} optimiser steps, and the policy has had {policy.version}"
+                f"{counted(completion.policy_version, 'optimiser step')}, and the policy has had {policy.version}"
             )
         before = so_far.get(request.stream)
         completions[request.stream] = completion if before is None else _joined(request, before, completion, rule)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from outdo.types import Completion, Group, Rollout
 from outdo.utils.errors import EngineError
+from outdo.utils.text import counted
 
 
 def token_versions(sampled: Completion | Rollout) -> tuple[int, ...]:
@@ -27,7 +28,7 @@ def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int
                 if version not in allowed:
                     raise EngineError(
                         f"step {step}, question {group.prompt.id}: an answer was sampled from the weights after "
-                        f"{version} optimiser steps; at most {lag} training steps behind are those after "
+                        f"{counted(version, 'optimiser step')}; at most {lag} training steps behind are those after "
                         f"{', '.join(map(str, allowed))}"
                     )
                 found[allowed[version]] += of_tokens[version]

@@ -23,6 +23,7 @@ from outdo.extras.trackers.send import LAST
 from outdo.extras.trackers.steps import steps_of
 from outdo.utils import atomic
 from outdo.utils.errors import RunFolderError
+from outdo.utils.text import counted
 
 AT_ONCE = 2.0
 """Seconds of waiting that need no line for the user."""
@@ -159,7 +160,8 @@ class _Sender(Thread):
         missing = steps - self._sent
         if not missing and self._word == "ended":
             return None
-        what = f"{missing} of {steps} steps were" if missing else "the end of the run was"
+        lacking = f"{missing} of {counted(steps, 'step')} {'was' if steps == 1 else 'were'}"
+        what = lacking if missing else "the end of the run was"
         unknown = "it gave no reason" if self._word in LAST else "its process has ended"
         why = (self._reason if self._word in LAST else "") or f"{unknown}; see {self._log}"
         again = f"`outdo track {self._folder} --to {self.tracker.name}` sends the whole run"

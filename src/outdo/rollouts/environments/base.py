@@ -10,6 +10,7 @@ from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Group, Prompt, Request, Rollout
 from outdo.utils.errors import EngineError
+from outdo.utils.text import counted
 from outdo.utils.timing import span
 
 LARGEST_LOGPROB = 1e-3
@@ -118,7 +119,9 @@ class GroupSampler:
 def check_completions(requests: Sequence[Request], completions: Sequence[Completion]) -> None:
     """Raise `EngineError` unless there is one completion per request, with possible tokens and log-probabilities."""
     if len(completions) != len(requests):
-        raise EngineError(f"the engine returned {len(completions)} completions of {len(requests)} requests")
+        raise EngineError(
+            f"the engine returned {counted(len(completions), 'completion')} of {counted(len(requests), 'request')}"
+        )
     for request, completion in zip(requests, completions, strict=True):
         wrong_ids = [token for token in completion.token_ids if token < 0]
         wrong_logprobs = [each for each in completion.logprobs if not -math.inf < each < LARGEST_LOGPROB]
@@ -150,8 +153,8 @@ def check_policy(groups: Sequence[Group], policy: PolicyView, *, earlier: Collec
                 )
             if rollout.policy_version not in (policy.version, *earlier):
                 raise EngineError(
-                    f"question {group.prompt.id}: the engine sampled from the weights after {rollout.policy_version} "
-                    f"optimiser steps, and the policy has had {policy.version}"
+                    f"question {group.prompt.id}: the engine sampled from the weights after "
+                    f"{counted(rollout.policy_version, 'optimiser step')}, and the policy has had {policy.version}"
                 )
 
 

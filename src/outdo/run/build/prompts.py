@@ -16,6 +16,7 @@ from outdo.models.policy import Policy
 from outdo.run.build.environment import tools_of
 from outdo.run.display import Display
 from outdo.types import Prompt
+from outdo.utils.text import counted
 
 
 def build_prompts(
@@ -42,7 +43,9 @@ def build_prompts(
         else:
             prompts = tokenise(rows, policy.tokenizer, **how)
         if left_out := len(rows) - len(prompts):
-            notes.append(f"{left_out} of {len(rows)} {kind} questions are longer than {longest} tokens and left out")
+            notes.append(
+                f"left out: {left_out:,} of {counted(len(rows), f'{kind} question')}, longer than {longest} tokens"
+            )
         return prompts
 
     train = tokenised("training", questions.train)

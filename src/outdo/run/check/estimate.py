@@ -12,6 +12,7 @@ from outdo.run.check import cost
 from outdo.run.check.reward_memory import RewardSize, reward_memory, reward_sizes, with_rewards
 from outdo.run.check.sequence_lengths import SequenceLengths
 from outdo.utils.errors import UserError
+from outdo.utils.text import counted
 
 
 class Machine(NamedTuple):
@@ -80,7 +81,7 @@ def lengths_text(sample: Sample) -> str:
     """Return how long prompts are taken to be, and why."""
     if not sample.kept:
         return f"{sample.longest:,} tokens for each prompt, as many as are allowed, since the data were not tokenised"
-    seen = f"{len(sample.tokens):,} of {sample.of:,} questions"
+    seen = f"{len(sample.tokens):,} of {counted(sample.of, 'question')}"
     return f"prompts of {min(sample.kept):,} to {max(sample.kept):,} tokens ({seen})"
 
 

@@ -34,6 +34,7 @@ from outdo.run.check.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.run.check.sequence_lengths import longest_places, sampled_places
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.reward_names import REWARD_MODEL
+from outdo.utils.text import counted
 
 
 class Rendered(NamedTuple):
@@ -315,5 +316,5 @@ def _context(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
 def _repetition(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
     if questions and recipe.train.prompts > len(questions):
-        few = f"only {len(questions)} questions"
-        yield f"train.prompts = {recipe.train.prompts}: there are {few}, so that each step repeats some"
+        few = f"only {counted(len(questions), 'question')}"
+        yield f"train.prompts = {recipe.train.prompts}: the data have {few}, so that each step repeats some"

@@ -10,7 +10,7 @@ from outdo.rewards.types import Status
 from outdo.run.check import cost
 from outdo.run.check.preflight import Report
 from outdo.run.check.reward_trials import Trial
-from outdo.utils.text import one_line
+from outdo.utils.text import counted, one_line
 
 LONGEST_SHOWN = 600
 """Characters of a prompt or completion that are printed."""
@@ -34,13 +34,13 @@ def show(report: Report, console: Console) -> None:
     _list(console, "Warnings", report.warnings)
     _list(console, "Errors", report.errors)
     style = "bold red" if report.errors else "bold yellow" if report.warnings else "bold green"
-    console.print(Text(f"\n{counted(report)}", style=style))
+    console.print(Text(f"\n{summary(report)}", style=style))
 
 
-def counted(report: Report) -> str:
+def summary(report: Report) -> str:
     """Return how many errors, warnings and notes a report has: `No errors, 2 warnings, 5 notes`."""
     numbers = {"error": len(report.errors), "warning": len(report.warnings), "note": len(report.notes)}
-    parts = [f"{count or 'no'} {name}{'s' * (count != 1)}" for name, count in numbers.items()]
+    parts = [counted(count, name) if count else f"no {name}s" for name, count in numbers.items()]
     return ", ".join(parts).capitalize()
 
 
@@ -51,11 +51,11 @@ def arithmetic_lines(report: Report) -> list[str]:
         return []
     train, per_step = recipe.train, numbers.optimiser_steps
     return [
-        f"one step: {numbers.prompts} questions × {numbers.group} answers = {numbers.sequences:,} sequences, "
-        f"at most {numbers.tokens:,} tokens",
+        f"one step: {counted(numbers.prompts, 'question')} × {counted(numbers.group, 'answer')} = "
+        f"{counted(numbers.sequences, 'sequence')}, at most {counted(numbers.tokens, 'token')}",
         f"optimiser steps in it: {per_step} (passes {train.passes} × minibatches {train.minibatches})",
-        f"the run: {recipe.steps:,} steps, {numbers.optimiser_steps_in_all:,} optimiser steps, "
-        f"{numbers.epochs:.3g} epochs",
+        f"the run: {counted(recipe.steps, 'step')}, {counted(numbers.optimiser_steps_in_all, 'optimiser step')}, "
+        f"{counted(numbers.epochs, 'epoch')}",
     ]
 
 

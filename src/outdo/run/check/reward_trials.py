@@ -15,7 +15,7 @@ from outdo.rewards.right import UNDEFINED, RightRule, right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, reward_input
 from outdo.utils.errors import UserError
 from outdo.utils.reward_names import REWARD_MODEL
-from outdo.utils.text import one_line
+from outdo.utils.text import counted, one_line
 
 REFERENCES = 500
 """Reference answers that are tried at most."""
@@ -219,7 +219,8 @@ def _try_references(reward: Reward, questions: Sequence[Question], *, max_tokens
         rows = sorted({*tried.unrewarded, *range(min(IN_EVERY_FORM, len(questions)))})
         for start in range(0, len(rows), AT_ONCE):
             if time.monotonic() - started > SECONDS:
-                yield f"rewards: not every reference answer was tried: {tried.answers} answers took {SECONDS:.0f} s"
+                number = counted(tried.answers, "answer")
+                yield f"rewards: not every reference answer was tried: {number} took {SECONDS:.0f} s"
                 return
             _try_form(reward, questions, rows[start : start + AT_ONCE], form, tried)
     yield from _never_rewarded(questions, tried.unrewarded)
@@ -249,8 +250,8 @@ def _try_form(
 def _never_rewarded(questions: Sequence[Question], unrewarded: Sequence[int]) -> Iterator[str]:
     if len(unrewarded) == len(questions):
         yield (
-            f"rewards: each of {len(questions)} reference answers scores like a wrong one in each of {len(FORMS)} "
-            "forms, so that no right answer is rewarded"
+            f"rewards: each of {counted(len(questions), 'reference answer')} scores like a wrong one in each of "
+            f"{len(FORMS)} forms, so that no right answer is rewarded"
         )
     elif unrewarded:
         first = [questions[row] for row in unrewarded[:NAMED]]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from outdo.run.folder.run_folder import ReadLimits, is_alive, read_metrics
+from outdo.utils.text import counted
 
 TAIL = ReadLimits(line=1_000_000, back=2_000_000)
 """The last lines of `metrics.jsonl` are enough to find the last step."""
@@ -24,7 +25,7 @@ class RunState:
         if self.kind == "recorded":
             return f"recorded up to step {self.step}"
         if self.kind == "finished":
-            return f"finished after {self.step} steps"
+            return f"finished after {counted(self.step, 'step')}"
         of = "" if self.steps is None else f" of {self.steps}"
         return f"{self.kind} at step {self.step}{of}"
 

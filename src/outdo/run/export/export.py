@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from outdo.models.adapter import merged
 from outdo.models.attention.forward import layers_of
-from outdo.models.inspect_folder import inspect_folder
-from outdo.models.loading import load_model, load_tokenizer, without_bars
+from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
+from outdo.models.loading import load_classifier, load_model, load_tokenizer, without_bars
 from outdo.models.logprobs import sequence_logprobs
 from outdo.models.rounding import probe_tokens
 from outdo.run.export.find_model import ModelRef
@@ -41,24 +41,27 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source", licence: st
     """Write the checkpoint's model and tokenizer into `folder`, which must be empty or new, and `README.md`.
 
     A checkpoint is in float32, the dtype of training. `dtype` is that of the exported weights, such as bfloat16;
-    source is the dtype of the model that the run started from. The export of a run with an adapter is the adapter, in
-    float32.
+    source is the dtype of the model that the run started from; of an unfinished fine-tuning it is float32, as of one
+    that has ended. The export of an adapter is the adapter, in float32.
 
     Raises `UserError` if `folder` is not empty, or if the source's dtype is not known.
     """
     _check_target(folder)
-    facts = inspect_folder(source.model)
-    if source.recipe is None or source.run is None:
+    facts = inspect_folder(source.model, EITHER)
+    if source.step is None:
         way = "--merge makes a whole model of an adapter" if facts.adapter else "a model folder needs no export"
         raise UserError([f"{source.name}: not a run folder; {way}"])
     if facts.adapter and dtype != "source":
         raise UserError([f"--dtype {dtype}: an adapter is exported in float32; with --merge the model has this dtype"])
-    wanted = _source_dtype(source.recipe.model) if dtype == "source" and not facts.adapter else dtype
+    wanted = dtype
+    if dtype == "source" and not facts.adapter:
+        wanted = _source_dtype(source.recipe.model) if source.recipe else "float32"
 
     def write(aside: Path) -> None:
         _write_model(Path(source.model), aside, wanted, is_adapter=facts.adapter is not None)
-        text = card(source, is_adapter=facts.adapter is not None, licence=licence)
-        (aside / "README.md").write_text(text, encoding="utf-8")
+        if source.recipe:
+            text = card(source, is_adapter=facts.adapter is not None, licence=licence)
+            (aside / "README.md").write_text(text, encoding="utf-8")
 
     save_model_folder(folder, write)
     return folder
@@ -158,10 +161,14 @@ def _source_dtype(model: str) -> str:
 
 def _write_model(checkpoint: Path, folder: Path, dtype: str, *, is_adapter: bool) -> None:
     """Copy model and tokenizer of a checkpoint into `folder`, with the weights of a whole model in `dtype`."""
-    converted = not is_adapter and inspect_folder(checkpoint).dtype != dtype
+    facts = inspect_folder(checkpoint, EITHER)
+    converted = not is_adapter and facts.dtype != dtype
     for path in sorted(checkpoint.iterdir()):
         is_weights = ".safetensors" in path.name
         if path.is_file() and path.name != "manifest.json" and not (converted and is_weights):
             shutil.copy2(path, folder / path.name)
     if converted:
-        load_model(checkpoint, dtype=getattr(torch, dtype)).save_pretrained(folder)
+        gives_reward = (facts.architecture or "").endswith(REWARD_MODEL.endings)
+        model = load_classifier(facts) if gives_reward else load_model(facts)
+        with without_bars():
+            model.to(getattr(torch, dtype)).save_pretrained(folder)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Find the model that a command names: a model folder, a hub name, or a run, whose newest checkpoint it is."""
+"""Find the model that a command names: a model folder, a hub name, or the newest checkpoint of a run or fine-tuning."""
 
 import json
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from typing import Any
 from outdo.config.file import load_saved
 from outdo.config.recipe import Recipe
 from outdo.run.checkpoints import checkpoint
+from outdo.run.folder.unfinished import SETTINGS, UNFINISHED
 from outdo.utils.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRef:
-    """A model, and the run that it comes from, if any."""
+    """A model, and the run that it comes from, if any. That of an unfinished fine-tuning has a step and no run."""
 
     model: str  # the argument of `Policy.load`
     name: str  # for messages
@@ -31,15 +32,18 @@ class ModelRef:
 def find_model(name: str, *, best: bool = False) -> ModelRef:
     """Return the model that `name` refers to. Of a run it is the latest complete checkpoint, or the `best` one.
 
-    Raises `UserError` if a run has no checkpoint, or no best one.
+    `OUT.unfinished`, which an interrupted `outdo sft` or `outdo reward-model` leaves, is such a folder too. Raises
+    `UserError` if it has no checkpoint, or no best one.
     """
     run = Path(name)
-    if not (run / "recipe.toml").is_file():
+    is_run = (run / "recipe.toml").is_file()
+    if not is_run and not (run / SETTINGS).is_file():
         return ModelRef(model=name, name=name)
-    recipe = load_saved(run)
+    recipe = load_saved(run) if is_run else None
     newest = checkpoint.latest(run / "checkpoints")
     if newest is None:
-        raise UserError([f"{run}: no checkpoint has been written yet; `outdo resume {run}` continues the run"])
+        resumed = run if is_run else run.with_name(run.name.removesuffix(UNFINISHED))
+        raise UserError([f"{run}: no checkpoint has been written yet; `outdo resume {resumed}` continues the run"])
     path, step = newest.path, newest.step
     if best:
         summary = ModelRef(model=str(path), name=name, run=run).summary.get("best") or {}
@@ -49,4 +53,5 @@ def find_model(name: str, *, best: bool = False) -> ModelRef:
         path = run / "checkpoints" / f"step_{step:06d}"
         if faults := checkpoint.verify(path):
             raise UserError(faults)
-    return ModelRef(model=str(path), name=f"{name} after step {step}", recipe=recipe, run=run, step=step)
+    found = run if is_run else None
+    return ModelRef(model=str(path), name=f"{name} after step {step}", recipe=recipe, run=found, step=step)

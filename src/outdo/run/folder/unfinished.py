@@ -10,10 +10,13 @@ SETTINGS = "settings.json"
 """The file of the command that has begun the training, and of its settings."""
 
 
+UNFINISHED = ".unfinished"
+
+
 def unfinished_folder(out: Path) -> Path:
     """Return the folder of the training that makes the model folder `out`."""
     target = out.resolve()
-    return target.with_name(f"{target.name}.unfinished")
+    return target.with_name(f"{target.name}{UNFINISHED}")
 
 
 def read_settings(out: Path) -> dict[str, Any]:
