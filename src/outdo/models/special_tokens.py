@@ -116,6 +116,19 @@ def _plain(tokenizer: PreTrainedTokenizerBase, *key: Any) -> _Plain | None:
     secret = token_hex(16)
     names = {token: f"\ue000{secret}:{place}\ue001" for place, token in enumerate(own)}
     saved = json.loads(backend.to_str()) | {"post_processor": None}  # which would add special tokens, or trim offsets
+    _rename(saved, names)
+    try:
+        renamed = Tokenizer.from_str(json.dumps(saved | {"truncation": None, "padding": None}))
+    except Exception:  # what the library raises; another part of the tokenizer needs the names
+        return None
+    if any(renamed.token_to_id(name) != backend.token_to_id(token) for token, name in names.items()):
+        return None
+    ids = [backend.token_to_id(token) for token in own if token != tokenizer.unk_token]
+    return _Plain(renamed, names, frozenset(token_id for token_id in ids if token_id is not None))
+
+
+def _rename(saved: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Give tokens other names in a tokenizer as `Tokenizer.to_str` writes it."""
     for added in saved["added_tokens"]:
         added["content"] = names.get(added["content"], added["content"])
     model = saved["model"]
@@ -126,14 +139,6 @@ def _plain(tokenizer: PreTrainedTokenizerBase, *key: Any) -> _Plain | None:
         model["vocab"] = [[names.get(token, token), score] for token, score in vocabulary]
     if model.get("unk_token"):
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-    try:
-        renamed = Tokenizer.from_str(json.dumps(saved | {"truncation": None, "padding": None}))
-    except Exception:  # what the library raises; another part of the tokenizer needs the names
-        return None
-    if any(renamed.token_to_id(name) != backend.token_to_id(token) for token, name in names.items()):
-        return None
-    ids = [backend.token_to_id(token) for token in own if token != tokenizer.unk_token]
-    return _Plain(renamed, names, frozenset(token_id for token_id in ids if token_id is not None))
 
 
 def _not_plain(where: str, hidden: Hidden) -> ModelError:

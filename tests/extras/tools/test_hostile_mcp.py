@@ -57,7 +57,6 @@ def open_server(folder: Path, listed: Any) -> McpServer:
     [
         ({"tools": [{"name": "add", "inputSchema": 7}]}, "inputSchema"),
         ({"tools": 5}, "tools"),
-        ([], "cannot be used"),
         ({"tools": [], "nextCursor": "again"}, "its list of tools has no end: 0 so far"),
         ({"tools": [TOOL] * 400, "nextCursor": "again"}, "its list of tools has no end: 1200 so far"),
     ],
@@ -82,14 +81,14 @@ def test_lines_that_are_no_messages_are_not_repeated_on_the_terminal(folder: Pat
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just("\ud800"),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=8,
 )
 CONTENT = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "image", "resource"]) | JSON}, optional={"text": JSON}
 )
-# What is no object is no message: the library drops it, and the call ends at its deadline.
+# What is no JSON of objects is no message: the library drops it, and the call ends at its deadline.
 RESULT = st.dictionaries(st.text(max_size=6), JSON, max_size=3) | st.fixed_dictionaries(
     {"content": JSON | st.lists(CONTENT, max_size=3)}, optional={"isError": JSON, "structuredContent": JSON}
 )
