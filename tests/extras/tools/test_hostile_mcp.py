@@ -1,17 +1,23 @@
 """Test that an MCP server that sends nonsense is one sentence, and that no result of a call ends a run."""
 
+import gzip
 import json
 import sys
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile_server import OK, hostile_server, whole
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outdo.extras.episodes.tools import ToolError
-from outdo.extras.tools.mcp_clients import Program
+from outdo.extras.tools import mcp_clients
+from outdo.extras.tools.mcp_clients import Program, Service
 from outdo.extras.tools.mcp_server import McpServer
 from outdo.utils.errors import UserError
 
@@ -109,3 +115,25 @@ def test_whatever_a_server_sends_as_a_result_is_a_text_or_an_error_of_the_tool(f
         fuzz()
     finally:
         server.close()
+
+
+def endless() -> Iterator[bytes]:
+    yield OK + b"Transfer-Encoding: chunked\r\n\r\n"
+    yield from repeat(b"10000\r\n" + b" " * 2**16 + b"\r\n")
+
+
+BOMB = whole(gzip.compress(bytes(2**28)), b"Content-Encoding: gzip\r\n")
+
+
+@pytest.mark.parametrize("reply", [endless, lambda: BOMB])
+def test_a_server_at_a_url_whose_response_has_no_end_is_one_sentence_and_fills_no_memory(
+    reply: Callable[[], Iterable[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_clients, "MOST_BYTES", 2**20)
+    with hostile_server(reply) as url:
+        tracemalloc.start()
+        with pytest.raises(UserError, match=r"the MCP server http://127\.0\.0\.1"):
+            McpServer(Service(url), 600.0)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 2**26

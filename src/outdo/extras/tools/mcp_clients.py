@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,9 @@ CONNECT = 30.0
 
 PATIENCE = 60.0
 """Seconds in which a server at a URL that was lost has to be there again."""
+
+MOST_BYTES = 2**26
+"""Bytes of one response of a server at a URL."""
 
 FAILED_RESPONSES = ("Session terminated", "Server returned an error response")
 """What the library says for a status of HTTP: the server knows the session no more, or cannot answer at all."""
@@ -89,12 +92,42 @@ class Service:
 
 @asynccontextmanager
 async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
-    timeout = httpx2.Timeout(CONNECT, read=READ)
+    timeout, own = httpx2.Timeout(CONNECT, read=READ), {**headers, "Accept-Encoding": "identity"}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
+        httpx2.AsyncClient(headers=own, timeout=timeout, transport=_BoundedTransport()) as http,
         streamable_http_client(url, http_client=http) as streams,
     ):
         yield streams
+
+
+class _BoundedTransport(httpx2.AsyncHTTPTransport):
+    """Gives up a response to a call that is too long, or compressed: nobody knows its size before it is in memory."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request."""
+        response = await super().handle_async_request(request)
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise httpx2.ReadError("the response is compressed, which was not asked for")
+        if request.method == "POST":  # what answers a GET is a stream of events, which has no end
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _BoundedStream(response.stream)
+        return response
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self.stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MOST_BYTES
+        async for part in self.stream:
+            left -= len(part)
+            if left < 0:
+                raise httpx2.ReadError(f"the response has more than {MOST_BYTES} bytes")
+            yield part
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
 
 
 def is_loss(error: MCPError) -> bool:
