@@ -34,7 +34,7 @@ def test_every_command_has_its_function_and_its_way_to_resume():
         assert inspect.isfunction(load_extra(row.function, typed))
         if row.resume is not None:
             parameters = inspect.signature(load_extra(row.resume, typed)).parameters
-            assert [*parameters] == ["settings", "out", "display", "changed"]
+            assert [*parameters] == ["settings", "out", "display", "overrides", "changed"]
 
 
 def test_help_imports_no_command(table, outdo):

@@ -42,7 +42,7 @@ def test_a_plain_function_is_a_reward_in_python_as_in_a_recipe():
 
 
 def test_what_is_no_reward_is_refused_before_anything_is_sampled():
-    with pytest.raises(UserError, match="the reward str is not a function but of type str"):
+    with pytest.raises(UserError, match=r"found 'exact': outdo\.load_reward\(\.\.\.\) makes a reward of it"):
         SingleTurn("exact")
 
 

@@ -76,6 +76,7 @@ def test_so_does_one_with(home: Path, settings: tuple[str, ...], request: pytest
     assert any(line["kl"] > 0 for line in timeless(home / name))
 
 
+@pytest.mark.release
 def test_resume_refuses_another_base_and_another_adapter(home: Path, own_home: Path):
     outdo_(own_home, "train", "recipe.toml", "run=./run", *LORA, "steps=1", "eval.every=0")
     said = outdo_(own_home, "resume", "run", "train.adapter.rank=8", "steps=2", status=2)

@@ -63,6 +63,7 @@ def test_a_run_that_is_killed_again_and_again_equals_an_uninterrupted_one(home):
     assert_same(home / "killed", home / "straight")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("fault", [pytest.param("hangs", marks=pytest.mark.release), "lost"])
 def test_a_batch_that_is_not_sampled_when_the_run_ends_is_sampled_by_its_weights_afterwards(home, own, fault):
     """Step 5 is sampled by the weights after step 2, which have changed when the run is saved."""

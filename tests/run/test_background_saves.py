@@ -189,6 +189,7 @@ def objective():
 HELD = ("steps=8", "checkpoint.every=2", "checkpoint.keep=9", "eval.every=0", "train.objective=held.py:objective")
 
 
+@pytest.mark.release
 def test_a_signal_waits_for_the_checkpoint_in_the_background_and_saves_the_last_finished_step(own_home: Path):
     """The run has computed step 5 while step 4 is being saved."""
     (own_home / "held.py").write_text(HOLDS)

@@ -31,6 +31,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.release
 def test_no_process_and_no_folder_is_left_when_the_trainer_is_killed(home: Path, temporary: Path):
     run = home / "killed-trainer"
     command = Command(home, "train", "recipe.toml", f"run=./{run.name}", "eval.every=0", "data.eval_path=", engine(1))

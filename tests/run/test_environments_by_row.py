@@ -50,6 +50,7 @@ def mixed(*names: str) -> tuple[str, str]:
     return f"data.path=[{listed}]", SEVERAL
 
 
+@pytest.mark.release
 def test_a_mixture_is_played_by_rows(home: Path) -> None:
     outdo_(home, "train", "recipe.toml", "run=./whole", *mixed(), *SETTINGS)
     for line in metrics(home / "whole"):

@@ -60,6 +60,7 @@ EVERYTHING = (
 )
 
 
+@pytest.mark.release
 def test_a_resumed_run_continues_with_all_that_its_steps_have_changed(own_home):
     """The reference, the critic, both optimisers, a coefficient, the place in the data, and the answers before."""
     outdo_(own_home, "train", "recipe.toml", "run=./straight", *USUAL, "steps=6", *EVERYTHING)

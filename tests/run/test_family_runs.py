@@ -56,6 +56,7 @@ def test_the_reference_is_synchronised_by_mix_after_every_so_many_steps(family, 
     assert all(line["kl"] > 0 and line["loss/divergence"] > 0 for line in metrics(run))
 
 
+@pytest.mark.release
 def test_a_student_comes_closer_to_its_teacher_whatever_the_reward(family, trained):
     settings = ("train.objective=distillation", TEACHER, "optim.lr=2e-2", "train.prompts=4", "train.group_size=8")
     run = trained(*settings, steps=9)

@@ -126,6 +126,7 @@ CRITIC_FAILS_LATE = (
 )
 
 
+@pytest.mark.release
 def test_the_copy_holds_critic_reference_and_coefficients_too(own_home):
     """The error comes after critic and policy have moved in step 4; the resumed run is that without the error."""
     (own_home / "fails.py").write_text(
@@ -168,6 +169,7 @@ def test_rewards_that_fail_too_often_stop_the_run_after_the_finished_steps_are_s
     assert [line["reward"] for line in metrics(run)] == [line["reward"] for line in metrics(straight)[:6]]
 
 
+@pytest.mark.release
 def test_rewards_that_hang_lose_only_their_own_answers(own_home):
     hanging = (
         "import time, zlib\n"

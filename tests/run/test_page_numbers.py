@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from encoded_pages import unpack
 from run_cases import outdo_
 from transformers import AutoModelForCausalLM
 
-from outdo.extras.page.encode import unpack
 from outdo.extras.record.parquet import read
 from outdo.testing import tiny_model
 

@@ -114,6 +114,7 @@ def test_a_step_and_its_record_mix_no_devices_and_compute_what_a_processor_does(
     assert theirs.step_waits.total() > 0
 
 
+@pytest.mark.release
 def test_what_waits_for_the_device_does_not_grow_with_the_batch(on_cuda: Callable[[str], Trained], tmp_path: Path):
     method = "grpo with a reference"
     small = on_cuda(method)

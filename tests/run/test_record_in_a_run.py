@@ -328,6 +328,7 @@ def test_a_disk_that_is_full_ends_the_run_in_order_and_with_space_it_continues(o
     assert_same(own_home / "run", own_home / "straight")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(("moment", "lines"), [pytest.param("before", 2, marks=pytest.mark.release), ("after", 3)])
 def test_killed_next_to_its_line_of_metrics_a_step_is_recorded_once(faulty: Path, moment: str, lines: int) -> None:
     """Killed when the record is there or under way and the line is not, or when the line is, and no checkpoint."""

@@ -136,6 +136,7 @@ def test_a_run_of_earlier_versions_goes_on_in_one_process(home: Path, copy: Path
     assert "workers" not in recipe.read_text()
 
 
+@pytest.mark.release
 def test_other_threads_are_shown_with_what_they_change(home, copy):
     said = outdo_(home, "resume", copy.name, "steps=7", "threads=2")
     assert "threads: 1 in the saved run, 2 now" in said

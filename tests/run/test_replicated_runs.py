@@ -232,6 +232,7 @@ def test_more_processes_than_the_recipe_names_are_refused(home: Path):
     assert "cluster.replicas = 3, but 2 processes were started" in command.said
 
 
+@pytest.mark.release
 def test_a_mistake_in_the_recipe_is_printed_once(home: Path):
     said, status = finished(cold(home, "train", "recipe.toml", "run=./no", "cluster.replicas=2", "data.path=no.jsonl"))
     assert status == 2

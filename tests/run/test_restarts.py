@@ -33,6 +33,7 @@ def undisturbed(home: Path) -> Path:
     return home / "not-disturbed"
 
 
+@pytest.mark.release
 def test_replicas_that_are_killed_or_frozen_start_again_and_change_nothing(home: Path, undisturbed: Path):
     """One restart suffices for both, as steps are saved in between."""
     run = home / "restarted"

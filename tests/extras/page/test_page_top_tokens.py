@@ -6,10 +6,11 @@ from typing import Any
 
 import pyarrow
 from browser import by_test_id, open_page
+from encoded_pages import unpack
 from playwright.sync_api import Page, expect
 from run_folders import write_run
 
-from outdo.extras.page.encode import pack, unpack
+from outdo.extras.page.encode import pack
 from outdo.extras.record import parquet
 from outdo.extras.record.table import TOP
 

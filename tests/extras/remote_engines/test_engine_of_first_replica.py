@@ -17,6 +17,7 @@ def assert_all_hold(checks: list[Check], folder: Path) -> None:
     assert run_checks(checks, folder) == {check.__name__: "" for check in checks}
 
 
+@pytest.mark.release
 def test_replicas_share_the_engine_of_the_first_one(tmp_path: Path):
     assert_all_hold([processes_of_the_first, faults_of_an_engine], tmp_path)
 

@@ -106,6 +106,7 @@ def tracked(shared_home: Path) -> tuple[Path, str]:
     return home, said
 
 
+@pytest.mark.release
 def test_trackers_that_hang_raise_crash_or_are_slow_change_nothing(tracked):
     home, said = tracked
     assert weights(home / "tracked") == weights(home / "run")
