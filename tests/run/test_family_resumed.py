@@ -48,7 +48,7 @@ def test_a_run_that_is_killed_and_resumed_equals_an_uninterrupted_one(family, me
     outdo_(family, "train", "recipe.toml", f"run=./{straight.name}", *USUAL, *FAMILY[method])
     for name in CHANGES[method]:
         assert len({line.get(name) for line in timeless(straight)}) > 1, name
-    kills = killed_and_resumed(family, killed, 3, *USUAL, *FAMILY[method], apart=4)
+    kills = killed_and_resumed(family, killed, 5, *USUAL, *FAMILY[method], apart=4)
     assert_resumed_after(kills, 1)
     assert_same(killed, straight)
 

@@ -218,6 +218,7 @@ def test_what_is_wrong_on_that_machine_is_a_sentence(placed: RayReward, folder: 
 
 
 def test_a_call_ends_when_another_thread_closes_the_reward(placed: RayReward, folder: Path):
+    before = len(actors())
     other = RayReward(spec(folder), timeout=600.0)
     other.start()
     thread, found = in_the_background(other, "wait")
@@ -226,4 +227,4 @@ def test_a_call_ends_when_another_thread_closes_the_reward(placed: RayReward, fo
     thread.join(600)
     assert isinstance(found[0], RewardError)
     assert str(found[0]) == "the reward score was interrupted"
-    wait_until(lambda: len(actors()) == 1)
+    wait_until(lambda: len(actors()) == before)

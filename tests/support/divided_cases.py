@@ -151,7 +151,7 @@ def faults_of_one_part_are_named_by_all(replicas: Replicas) -> None:
     faults = {
         "1 of": {**tensors, name: tensors[name] + last},
         "lack 1 of the weights": {key: value for key, value in tensors.items() if key != name},
-        "1 weights that config.json has no place for": {**tensors, "model.more": torch.zeros(1)},
+        "1 weight that config.json has no place for": {**tensors, "model.more": torch.zeros(1)},
         f"{name} has": {**tensors, name: tensors[name][:-1].clone()},
     }
     for words, content in faults.items():

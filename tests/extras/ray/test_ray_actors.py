@@ -170,6 +170,7 @@ def test_a_cluster_without_room_is_one_sentence(opened, monkeypatch):
         connected.start(role, engine_actors.EngineActor, 1)
     connected.leave(role)
     policy, engine = opened
+    engine.update_weights(policy)
     assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)  # another role keeps Ray
 
 
