@@ -227,4 +227,4 @@ def test_a_call_ends_when_another_thread_closes_the_reward(placed: RayReward, fo
     thread.join(600)
     assert isinstance(found[0], RewardError)
     assert str(found[0]) == "the reward score was interrupted"
-    wait_until(lambda: len(actors()) == before)
+    wait_until(lambda: len(actors()) <= before)
