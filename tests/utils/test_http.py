@@ -5,11 +5,12 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 from hostile_server import OK, hostile_server, whole
 
+from outdo.utils.errors import UserError
 from outdo.utils.http import LongReplyError, ReplyError, send
 
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -52,18 +53,14 @@ def test_a_reply_that_is_too_long_is_given_up_within_bounded_memory(
 
 @pytest.mark.parametrize(
     "reply",
-    [lambda: slowly(CHUNKED, b"1\r\n \r\n"), lambda: slowly(OK, b"X-A: b\r\n"), lambda: slowly(b"", b"H")],
+    [lambda: slowly(CHUNKED, b"1\r\n \r\n"), lambda: slowly(OK, b"X-A: b\r\n"), lambda: slowly(b"HTTP/1.1 200 ", b"O")],
     ids=["body", "headers", "status"],
 )
 def test_a_reply_that_is_never_whole_has_timed_out_although_bytes_keep_coming(
     reply: Callable[[], Iterable[bytes]],
 ) -> None:
-    with hostile_server(reply) as url:
-        began = monotonic()
-        with pytest.raises((TimeoutError, OSError, Exception)) as raised:
-            send("GET", url, seconds=1.0)
-    assert isinstance(raised.value, TimeoutError) or "Protocol" in type(raised.value).__name__
-    assert monotonic() - began < 600
+    with hostile_server(reply) as url, pytest.raises(TimeoutError):
+        send("GET", url, seconds=1.0)
 
 
 def test_a_compressed_reply_is_read_and_a_redirect_is_not_followed() -> None:
@@ -77,3 +74,8 @@ def test_a_compressed_reply_is_read_and_a_redirect_is_not_followed() -> None:
     moved = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n"
     with hostile_server(lambda: [moved]) as url:
         assert send("GET", url, seconds=600).status == 302
+
+
+def test_what_is_no_url_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="http://a:b/: expected a URL such as"):
+        send("GET", "http://a:b/", seconds=600)

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 from pydantic_core import from_json
 
+from outdo.utils.errors import UserError
 from outdo.utils.event_loop import EventLoop
 
 MOST_BYTES = 2**24
@@ -78,11 +79,15 @@ async def fetch(
         TimeoutError: it is not whole after `seconds`.
         LongReplyError, ReplyError: it has more than `most` bytes; it cannot be decompressed.
         httpx2.TransportError: the connection failed.
+        UserError: `url` is no URL.
     """
     own = {"Accept-Encoding": "gzip, deflate", **({"Content-Type": "application/json"} if content else {})}
-    async with asyncio.timeout(seconds):
-        async with http.stream(method, url, content=content, headers={**own, **(headers or {})}) as response:
-            body = await _read(response.aiter_raw(), response.headers.get("Content-Encoding", ""), most)
+    try:
+        async with asyncio.timeout(seconds):
+            async with http.stream(method, url, content=content, headers={**own, **(headers or {})}) as response:
+                body = await _read(response.aiter_raw(), response.headers.get("Content-Encoding", ""), most)
+    except httpx2.InvalidURL as error:
+        raise UserError([f"{url}: expected a URL such as http://10.0.0.5:8000/v1 ({error})"]) from None
     return HttpReply(response.status_code, response.headers, body)
 
 
