@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ahead_cases import ACROSS, COPYING, sampled_by, write_ahead
 from kill_cases import assert_same
-from run_cases import alive, cold, family, outdo_, saved, steps_done, timeless, together, wait_until
+from run_cases import cold, family, outdo_, saved, steps_done, timeless, together, wait_for_end, wait_until
 from test_replicated_runs import finished, second_of, tokens, weights
 
 pytestmark = pytest.mark.release
@@ -93,7 +93,7 @@ def test_replicas_that_sample_ahead_end_together_and_resume_exactly(home: Path, 
         expected = 143 if ending == "SIGTERM" else 75
     said, status = finished(command)
     assert status == expected, said
-    wait_until(lambda: not any(map(alive, processes)))
+    wait_for_end(processes)
     (home / "mended").touch()
     before = len(sampled_by(home))
     together(home, "resume", run.name)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import Command, alive, cold, ended, family, metrics, outdo_, steps_done, wait_until
+from run_cases import Command, cold, ended, family, metrics, outdo_, steps_done, wait_for_end, wait_until
 
 
 def engine(processes: int) -> str:
@@ -40,7 +40,7 @@ def test_no_process_and_no_folder_is_left_when_the_trainer_is_killed(home: Path,
     assert len(others) >= 2  # the fork server, and a process
     command.process.kill()
     command.wait()
-    wait_until(lambda: not any(map(alive, others)))
+    wait_for_end(others)
     assert not list(temporary.glob("pymp-*"))
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from run_cases import alive, command_line, family, wait_until
+from run_cases import command_line, family, wait_for_end, wait_until
 
 from outdo.extras.ray import cluster
 from outdo.extras.ray.cluster import connected
@@ -64,7 +64,7 @@ def placed(folder: Path) -> Iterator[RayReward]:
     started = [*of_ray, *workers()]
     assert len(actors()) == 1 == len(workers())
     reward.close()
-    wait_until(lambda: not any(map(alive, started)))
+    wait_for_end(started)
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def test_an_actor_that_is_killed_in_a_call_is_replaced_and_the_call_repeated(pla
     assert [each.value for each in found] == [1, 0, 0]
     assert "the actor of the reward score is restarted: The actor died" in capfd.readouterr().err
     assert actors() != [first]
-    wait_until(lambda: not any(map(alive, started)))
+    wait_for_end(started)
 
 
 def test_a_stopped_actor_does_not_hold_up_a_step_whose_time_is_over(placed: RayReward, monkeypatch):
@@ -155,7 +155,7 @@ def test_a_stopped_actor_does_not_hold_up_a_step_whose_time_is_over(placed: RayR
         (Status.timed_out, "the time for the rewards of this step was used up")
     ] * 2
     assert [each.value for each in placed(inputs("4"))] == [1]
-    wait_until(lambda: not any(map(alive, started)))
+    wait_for_end(started)
 
 
 def test_the_time_that_a_step_has_left_is_known_to_the_actor(placed: RayReward):

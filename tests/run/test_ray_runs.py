@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kill_cases import assert_same
-from run_cases import alive, cold, command_line, family, metrics, outdo_, saved, steps_done, wait_until
+from run_cases import cold, command_line, family, metrics, outdo_, saved, steps_done, wait_for_end, wait_until
 from test_replicated_engines import DIVIDED, SETTINGS, STEPS
 from test_replicated_runs import finished, tokens, weights
 
@@ -30,7 +30,7 @@ def test_divided_replicas_beside_an_engine_under_ray_train_as_one_process(home: 
     assert status == 0, said
     assert f"engine: processes on cpu of {os.uname().nodename} (Ray), threads of each: 1" in said
     assert said.count("the engine is restarted") == 1
-    wait_until(lambda: not any(map(alive, started)))
+    wait_for_end(started)
     for step in range(1, STEPS + 1):
         assert tokens(alone, step) == tokens(both, step)
     mine = weights(both)
@@ -56,7 +56,7 @@ def test_no_process_of_ray_is_left_when_a_run_ends_and_it_resumes_exactly(
     command.send_signal(ending)
     said, status = finished(command)
     assert status == (-9 if ending == signal.SIGKILL else 143), said
-    wait_until(lambda: not any(map(alive, started)))
+    wait_for_end(started)
     assert 1 <= saved(run)[-1] < 6
     assert len(list(tmp_path.iterdir())) == (ending == signal.SIGKILL)
     said, status = finished(cold(home, "resume", str(run)))

@@ -9,7 +9,6 @@ from forked_replicas import main
 from kill_cases import assert_same, newest
 from run_cases import (
     Command,
-    alive,
     cold,
     command_line,
     family,
@@ -17,6 +16,7 @@ from run_cases import (
     outdo_,
     steps_done,
     timeless,
+    wait_for_end,
     wait_until,
 )
 from test_replicated_runs import finished, second_of, tokens, weights
@@ -53,7 +53,7 @@ def test_replicas_beside_an_engine_train_as_one_process_also_after_it_is_killed(
     said = command.said
     assert f"engine: processes on {', '.join(['cpu'] * processes)}" in said
     assert said.count("the engine is restarted") == 1  # one replica prints
-    wait_until(lambda: not any(map(alive, started)))
+    wait_for_end(started)
     for step in range(1, STEPS + 1):
         assert tokens(alone, step) == tokens(both, step)
     mine = weights(both)
@@ -78,7 +78,7 @@ def test_replicas_beside_an_engine_that_are_killed_resume_exactly(home: Path, ki
     os.kill(command.pid if killed == "launcher" else second_of(processes), signal.SIGKILL)
     said, status = finished(command)
     assert status == (-9 if killed == "launcher" else 75), said
-    wait_until(lambda: not any(map(alive, processes)))
+    wait_for_end(processes)
     assert newest(run) < STEPS
     said, status = finished(cold(home, "resume", str(run)))
     assert status == 0, said

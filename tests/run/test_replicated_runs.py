@@ -12,7 +12,6 @@ from kill_cases import assert_same
 from run_cases import (
     Command,
     Replicas,
-    alive,
     cold,
     ended,
     family,
@@ -23,6 +22,7 @@ from run_cases import (
     steps_done,
     timeless,
     together,
+    wait_for_end,
     wait_until,
 )
 from safetensors.torch import load_file
@@ -122,7 +122,7 @@ def test_replicas_end_with_a_launcher_that_is_killed_and_resume_exactly(
     command.kill()
     said, status = finished(command)
     assert status == -9, said
-    wait_until(lambda: not any(map(alive, replicas)), seconds=600)
+    wait_for_end(replicas)
     assert not list(tmp_path.iterdir())
     assert 3 <= steps_done(run) < STEPS
     together(home, "resume", run)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -258,6 +258,14 @@ def wait_until(
     while not happened() and (command is None or is_running(command)):
         said = "" if command is None or isinstance(command, subprocess.Popen) else command.said
         assert time.monotonic() < deadline, f"did not happen within {seconds} s:\n{said}"
+        time.sleep(0.001)
+
+
+def wait_for_end(processes: Iterable[int]) -> None:
+    """Wait until each of some processes has ended once: its number may then be that of a thread of another process."""
+    deadline, left = time.monotonic() + PATIENCE, [*processes]
+    while left := [each for each in left if alive(each)]:
+        assert time.monotonic() < deadline, f"have not ended: {[command_line(each) for each in left]}"
         time.sleep(0.001)
 
 

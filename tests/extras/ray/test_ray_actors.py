@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +16,7 @@ from threading import Timer
 import pytest
 import torch
 from engine_cases import requests, threads
-from run_cases import alive, command_line, family, wait_until
+from run_cases import alive, command_line, family, wait_for_end, wait_until
 
 from outdo.config.recipe import Piece
 from outdo.extras.ray import actors as engine_actors
@@ -57,13 +56,7 @@ def opened() -> Iterator[tuple[Policy, RemoteEngine]]:
         of_ray = [each for each in family(os.getpid()) if re.search(b"ray::|/ray/", command_line(each))]
         assert of_ray
         engine.close()
-        wait_until(lambda: gone(of_ray), seconds=600)  # also an actor that is stopped
-
-
-def gone(processes: list[int]) -> bool:
-    """Whether all of them have ended, as they are a moment later: those of Ray take up to a minute to do so."""
-    time.sleep(0.2)
-    return not any(map(alive, processes))
+        wait_for_end(of_ray)  # also an actor that is stopped
 
 
 def expected(policy: Policy) -> list[Completion]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_cases import alive, wait_until
+from run_cases import alive, wait_for_end
 
 import outdo
 import outdo.extras.remote_engines.process
@@ -263,7 +263,7 @@ def test_a_killed_child_of_another_process_leaves_the_folder_of_that_process_and
     os.kill(workers[1], signal.SIGSTOP)
     child.kill()
     child.join()
-    wait_until(lambda: not any(map(alive, workers)), seconds=600)
+    wait_for_end(workers)
     assert folder.is_dir()
 
 
