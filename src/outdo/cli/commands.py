@@ -101,7 +101,7 @@ COMMANDS: Mapping[str, CommandRow] = {
     ),
     "runs": CommandRow("List runs: state, step, latest accuracy or reward, size, age.", "outdo.cli.runs:command"),
     "compare": CommandRow(
-        "Compare runs: the settings in which they differ, and their last metrics.",
+        "Compare runs: the settings in which they differ, and their last metrics; or metrics with given bands.",
         "outdo.extras.page.compare_command:command",
     ),
     "doctor": CommandRow(

@@ -1,4 +1,4 @@
-"""`outdo compare`: the settings in which runs differ, and their last metrics side by side."""
+"""`outdo compare`: settings that differ and last metrics side by side; or whether metrics are within given bands."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,11 @@ from rich.table import Table
 from outdo.cli.arguments import AsJson, no_run
 from outdo.cli.output import print_line, print_warning
 from outdo.config.resume import flatten
+from outdo.extras.page.bands import Band, read_bands
 from outdo.run.folder import run_files
 from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
-from outdo.utils.text import for_terminal
+from outdo.utils.text import counted, for_terminal
 
 SHOWN = (
     *("step", "reward", "reward_std", "right", "frac_reward_zero_std", "kl", "entropy", "grad_norm"),
@@ -28,12 +29,20 @@ Columns = Mapping[str, Mapping[str, Any]]
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(help="two or more run folders", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(help="two or more run folders; one is enough with --band", show_default=False)
+    ],
+    band: Annotated[
+        Path | None,
+        typer.Option(help="instead: are the metrics within the bands of this TOML file? exit status 1 if not"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what differs between runs. Raises `UserError` with every folder without a run."""
+    """Print what differs between runs, or whether they are within bands. Raises `UserError` with every mistake."""
     console = Console()
-    _check(runs)
+    _check(runs, at_least=2 if band is None else 1)
+    if band is not None:
+        raise typer.Exit(0 if _are_within(runs, read_bands(band), console, as_json) else 1)
     settings = {str(run): dict(flatten(run_files.table(run, "recipe.toml", print_warning))) for run in runs}
     metrics = {str(run): _last_metrics(run) for run in runs}
     differing, measured = _differing(settings), list(dict.fromkeys(name for each in metrics.values() for name in each))
@@ -48,12 +57,36 @@ def command(
     console.print(_table("last metrics", metrics, measured))
 
 
-def _check(runs: Sequence[Path]) -> None:
+def _check(runs: Sequence[Path], at_least: int) -> None:
     problems = [problem for run in runs if (problem := no_run(run))]
-    if len(set(runs)) < max(2, len(runs)):
-        problems.append("compare: give two runs or more, each once")
+    if len(set(runs)) < max(at_least, len(runs)):
+        problems.append(f"compare: give {'two runs or more' if at_least > 1 else 'a run'}, each once")
     if problems:
         raise UserError(problems)
+
+
+def _are_within(runs: Sequence[Path], bands: Sequence[Band], console: Console, as_json: bool) -> bool:
+    """Print the values of each band's metric; return whether all are inside."""
+    columns = {str(run): read_metrics(run / "metrics.jsonl", report=print_warning) for run in runs}
+    values = [{run: band.value(metrics) for run, metrics in columns.items()} for band in bands]
+    outside = sum(not band.holds(value) for band, each in zip(bands, values, strict=True) for value in each.values())
+    if as_json:
+        rows = [band._asdict() | {"values": list(each.values())} for band, each in zip(bands, values, strict=True)]
+        console.file.write(json.dumps({"runs": list(columns), "bands": rows, "outside": outside}) + "\n")
+        return not outside
+    table = Table("metric", "steps", "band", *(escape(for_terminal(run)) for run in columns))
+    for band, each in zip(bands, values, strict=True):
+        cells = (_judged(band, value) for value in each.values())
+        table.add_row(escape(for_terminal(band.metric)), band.steps, f"{band.low:g} to {band.high:g}", *cells)
+    console.print(table)
+    print_line(console, f"outside: {outside} of {counted(len(bands) * len(columns), 'value')}")
+    return not outside
+
+
+def _judged(band: Band, value: float | None) -> str:
+    if value is None:
+        return "missing"
+    return f"{value:.4g}" if band.holds(value) else f"{value:.4g} outside"
 
 
 def _differing(settings: Columns) -> list[str]:
