@@ -62,7 +62,7 @@ def test_a_refusal_in_an_earlier_pass_is_not_overlooked(own_home):
 
 
 FAILS_LATE = '''
-import outdo.run.checkpoints.saving
+import outdo.run.checkpoints.save_times
 import outdo.run.checkpoints.state
 from outdo import OutdoError
 from outdo.algorithms.objectives.presets import grpo
@@ -75,7 +75,7 @@ class FailsLate:
 
     def __init__(self, last: int = 3, copies: bool = True):
         self.formula, self.last = grpo(beta=0.0), last
-        outdo.run.checkpoints.saving.CHECKPOINT_SHARE = float("inf")  # copy every step, however long it takes
+        outdo.run.checkpoints.save_times.CHECKPOINT_SHARE = float("inf")  # copy every step, however long it takes
         if not copies:
             outdo.run.checkpoints.state.free_memory = lambda device: 0
         self.requires = self.formula.requires
@@ -131,8 +131,8 @@ def test_the_copy_holds_critic_reference_and_coefficients_too(own_home):
     """The error comes after critic and policy have moved in step 4; the resumed run is that without the error."""
     (own_home / "fails.py").write_text(
         "import os\n"
-        "import outdo.run.checkpoints.saving\n"
-        "outdo.run.checkpoints.saving.CHECKPOINT_SHARE = float('inf')\n"  # copy every step, however long it takes
+        "import outdo.run.checkpoints.save_times\n"
+        "outdo.run.checkpoints.save_times.CHECKPOINT_SHARE = float('inf')\n"  # copy every step, however long it takes
         "asked = 0\n"
         "def fails(batch, updates):\n"
         "    global asked\n"

@@ -23,7 +23,7 @@ from run_cases import (
     write_home,
 )
 
-import outdo.run.checkpoints.saving as saving
+import outdo.run.checkpoints.save_times as saving
 import outdo.run.training as run_module
 from outdo.config.file import load
 from outdo.run.build.build import build_run
@@ -120,7 +120,7 @@ def test_a_signal_before_the_first_step_is_finished_saves_nothing(own_home):
 SLOW_UPDATE = """
 import time
 from pathlib import Path
-import outdo.run.checkpoints.saving
+import outdo.run.checkpoints.save_times
 import outdo.run.checkpoints.state
 from outdo.algorithms.objectives.presets import grpo
 
@@ -130,7 +130,7 @@ class Slow:
     def __init__(self, at: int = 3, copies: bool = True):
         self.formula, self.at = grpo(beta=0.0), at
         if copies:
-            outdo.run.checkpoints.saving.CHECKPOINT_SHARE = float("inf")  # copy every step, however long it takes
+            outdo.run.checkpoints.save_times.CHECKPOINT_SHARE = float("inf")  # copy every step, however long it takes
         else:
             outdo.run.checkpoints.state.free_memory = lambda device: 0
         self.requires = self.formula.requires

@@ -19,7 +19,7 @@ from outdo.utils.sharded_tensors import divided_like
 
 
 class Reference(Scorer):
-    """A model that only computes log-probabilities, and can follow the policy."""
+    """A model that only computes log-probabilities (`Scorer.logprobs`), and can follow the policy."""
 
     def refresh(self, policy: Policy, mix: float) -> None:
         """Update the weights from the policy's: mix · πθ + (1 - mix) · π_ref, weight by weight."""

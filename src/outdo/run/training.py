@@ -23,7 +23,7 @@ from outdo.models.limits import MISMATCH
 from outdo.rollouts.engines.capabilities import metrics_of
 from outdo.run.build.build import Run, build_run
 from outdo.run.checkpoints.checkpoints import Checkpoints
-from outdo.run.checkpoints.saving import save_after_error
+from outdo.run.checkpoints.save_times import save_after_error
 from outdo.run.checkpoints.state import Progress, check_free_space
 from outdo.run.display import Display
 from outdo.run.evaluation.held_out import completion, early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due

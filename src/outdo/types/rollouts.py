@@ -126,7 +126,7 @@ class Group:
     def informative(self) -> bool:
         """Whether two scored rewards, or one of them and the baseline, differ by more than rounding.
 
-        Only then has a group-relative advantage a gradient.
+        Otherwise `algorithms.advantages.group` gives every answer the advantage 0, or one of rounding.
         """
         rewards = [rollout.reward for rollout in self.rollouts if rollout.scored]
         if not rewards:

@@ -27,7 +27,7 @@ from outdo.config.resume import accepted_changes
 from outdo.models.device import choose_device, describe_hardware, make_deterministic
 from outdo.run.checkpoints import checkpoint
 from outdo.run.checkpoints.checkpoint import CheckpointInfo
-from outdo.run.checkpoints.saving import SaveTimes, save_after_error
+from outdo.run.checkpoints.save_times import SaveTimes, save_after_error
 from outdo.run.display import Display
 from outdo.run.folder import free_space
 from outdo.run.folder.model_folder import save_model_folder

@@ -1,4 +1,7 @@
-"""When and how the checkpoints of a run are written: in a thread while training goes on, or while the run waits."""
+"""How the checkpoints of a run are written: in a thread while training goes on, or while the run waits.
+
+`run.training` decides after which steps (`save_is_due`), and `checkpoint.save` makes each of them atomic.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,7 +11,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from outdo.run.build.build import Run
-from outdo.run.checkpoints.saving import SaveTimes
+from outdo.run.checkpoints.save_times import SaveTimes
 from outdo.run.checkpoints.state import Copy, Progress, check_finite, content_of, write
 from outdo.run.folder.run_folder import RunFolder
 from outdo.utils.errors import WorkerError

@@ -5,7 +5,8 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 - `models`: optimiser, reference, critic and the number of finished steps (`Models.state`);
 - `parts`: what else changes during a run, by name: the coefficients that follow a target, the reward models that keep
   learning, and what watches its steps;
-- `sampling`: the position in the data, and what is sampled for later steps (`RunRollouts.state`);
+- `sampling`: the position in the data (`Prompts.state`), and what is sampled for later steps (`RunRollouts.state`);
+  random numbers have no state, because `utils.rng` computes them from the seed and the position;
 - `progress`: the step, the evaluations and the totals (`Progress`);
 - `identity`: the recipe, the versions, and the hashes of data and code (`build.identity_of`), with which a resumed run
   is compared.
@@ -33,7 +34,7 @@ from outdo.run.build.build import Run
 from outdo.run.build.micro_batch_size import free_memory
 from outdo.run.check.cost import COPY_SHARE
 from outdo.run.checkpoints import checkpoint
-from outdo.run.checkpoints.saving import SaveTimes
+from outdo.run.checkpoints.save_times import SaveTimes
 from outdo.run.checkpoints.state_file import copied, state_bytes
 from outdo.run.folder import free_space
 from outdo.run.folder.run_folder import RunFolder

@@ -28,7 +28,7 @@ class SequenceState:
     """One answer that is being sampled."""
 
     request: Request
-    stream_key: int  # of its random numbers
+    stream_key: int  # `rng.stream_key` of the seed and the request's stream: of its random numbers
     max_tokens: int  # the largest number of tokens of the answer
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""When the last finished step of a training is saved, and what is saved after an error."""
+"""How long ago the last finished step of a training was saved, and what is saved after an error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
