@@ -9,7 +9,7 @@ from outdo.config.rules import conflicts
 from outdo.extras.reward_models.preferences import comparisons_from
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = sorted(EXAMPLES.glob("*.toml"))
+RECIPES = sorted(path for path in EXAMPLES.rglob("*.toml") if not path.name.endswith(".band.toml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

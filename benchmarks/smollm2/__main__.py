@@ -1,0 +1,77 @@
+"""Make the runs that the results lack, one after the other: python -m benchmarks.smollm2 [--only instructions/grpo]
+
+The program can be stopped at any moment, and goes on there when it is started again. `--list` shows what is missing;
+`python -m benchmarks.smollm2.tables` prints the tables of `docs/results.md`.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from benchmarks.smollm2 import run, trl_run
+from benchmarks.smollm2.plan import Planned, Result, planned
+from outdo.extras.quickstart.smollm2 import model_file
+from outdo.models.gguf_folder import converted
+from outdo.run.display import Display
+
+RESULTS = Path("docs/results.jsonl")
+FOLDER = Path("runs/smollm2")
+DATA = FOLDER / "data"
+
+
+def results() -> list[dict[str, Any]]:
+    """Return the lines of the results."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def missing(only: str) -> Planned | None:
+    """Return the next run that the results lack."""
+    done = results()
+    names = {each["name"] for each in done}
+    return next((each for each in planned(done) if each.name not in names and each.name.startswith(only)), None)
+
+
+def line(wanted: Planned, model: Path) -> Result:
+    """Make a run; return its line of the results."""
+    folder = FOLDER / wanted.name
+    made = (run.of_outdo if wanted.library == "outdo" else trl_run.of_trl)(wanted, folder, model)
+    found = {
+        "name": wanted.name,
+        "task": wanted.task,
+        "lr": wanted.lr,
+        "seed": wanted.seed,
+        "settings": wanted.settings,
+        **made,
+    }
+    if wanted.name.endswith("grpo/0"):
+        last = len(made["curve"]["reward"])
+        found |= {"answers": {"before": run.answers(folder, 0), "after": run.answers(folder, last)}}
+    if "/grpo/" in wanted.name and not wanted.name.startswith("tuning/"):
+        found |= {"remembered": run.remembered(folder, wanted.task, DATA)}
+    return found
+
+
+def main() -> None:
+    """Make the missing runs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="beginning of the names of the runs")
+    parser.add_argument("--list", action="store_true", help="print the next missing run, and make none")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    model = converted(model_file(Display()))
+    while (wanted := missing(arguments.only)) is not None:
+        print(wanted.name, *wanted.settings, flush=True)
+        if arguments.list:
+            return
+        found = line(wanted, model)
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        if not wanted.name.endswith("grpo/0"):  # whose page is shown
+            shutil.rmtree(FOLDER / wanted.name)
+
+
+if __name__ == "__main__":
+    main()

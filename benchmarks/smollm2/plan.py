@@ -1,0 +1,78 @@
+"""The runs in their order. Each is a recipe of `examples/smollm2` with a learning rate, a seed and some settings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+SEEDS = (0, 1, 2)
+TUNING_SEED = 100  # its runs choose a learning rate, and nothing else is reported of them
+TUNING_STEPS = 30
+LAST = 10  # a learning rate is judged by the mean reward of so many last steps of its run
+RATES = (1e-5, 2e-5, 5e-5)
+
+TASKS = ("instructions", "fifty_tokens", "sums_in_words")
+METHODS = {
+    "grpo": (),
+    "dapo": ("train.objective=dapo",),
+    "gspo": ("train.objective=gspo",),
+    "target": ("train.objective=target",),
+}
+"""All at equal samples: dapo has neither dynamic sampling nor the mask of truncated answers."""
+LORA = ('train.adapter={name="lora", rank=16, alpha=32}',)
+LORA_RATES = tuple(10 * rate for rate in RATES)
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A run of the plan. Its name is that of its folder, and of its line in the results."""
+
+    name: str
+    task: str
+    lr: float
+    seed: int
+    settings: tuple[str, ...] = ()
+    library: str = "outdo"
+
+
+def planned(results: Sequence[Result]) -> Iterator[Planned]:
+    """Yield the runs in their order, without those whose learning rate is not chosen yet."""
+    yield from tuning("grpo", METHODS["grpo"], RATES)
+    yield from seeds("instructions", "grpo", results)
+    if lr := best_rate("grpo", results):
+        for task in TASKS[1:]:
+            yield from seeds(task, "grpo", results)
+        yield Planned(
+            name="instructions/again/0", task="instructions", lr=lr, seed=0
+        )  # the bits of instructions/grpo/0
+        for seed in SEEDS:
+            yield Planned(name=f"instructions/trl/{seed}", task="instructions", lr=lr, seed=seed, library="trl")
+    yield from tuning("lora", LORA, LORA_RATES)
+    yield from seeds("instructions", "lora", results, LORA)
+    for method in ("dapo", "gspo", "target"):
+        yield from tuning(method, METHODS[method], RATES)
+        yield from seeds("instructions", method, results, METHODS[method])
+
+
+def tuning(method: str, settings: tuple[str, ...], rates: Sequence[float]) -> Iterator[Planned]:
+    """Yield the runs that choose the learning rate of a method."""
+    tuned = (*settings, f"steps={TUNING_STEPS}", "data.eval_path=", "eval.every=0")
+    for lr in rates:
+        yield Planned(name=f"tuning/{method}/{lr:g}", task="instructions", lr=lr, seed=TUNING_SEED, settings=tuned)
+
+
+def seeds(task: str, method: str, results: Sequence[Result], settings: tuple[str, ...] = ()) -> Iterator[Planned]:
+    """Yield a run for each seed, at the chosen learning rate."""
+    if lr := best_rate(method, results):
+        for seed in SEEDS:
+            yield Planned(name=f"{task}/{method}/{seed}", task=task, lr=lr, seed=seed, settings=settings)
+
+
+def best_rate(method: str, results: Sequence[Result]) -> float | None:
+    """Return the learning rate with the highest mean reward in the last steps of its tuning; None before all ran."""
+    tuned = [run for run in results if run["name"].startswith(f"tuning/{method}/")]
+    if len(tuned) < len(RATES):
+        return None
+    return max(tuned, key=lambda run: (fmean(run["curve"]["reward"][-LAST:]), -run["lr"]))["lr"]

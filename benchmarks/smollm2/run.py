@@ -1,0 +1,136 @@
+"""Make a run of the plan in processes of its own, and return its line of the results."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.smollm2.plan import TASKS, Planned
+from outdo.run.checkpoints.checkpoint import latest, weights_hash
+from outdo.run.folder.run_folder import read_metrics
+
+EXAMPLES = Path("examples/smollm2")
+CURVE = {
+    "reward": "reward",
+    "right": "right",
+    "length": "completions/mean_length",
+    "entropy": "entropy",
+    "identical": "completions/identical_ratio",
+    "moved": "moved_right_way",
+    "kl": "step_kl",
+    "seconds": "seconds",
+}
+"""The metrics of each step that a line keeps, and under which name."""
+ANSWERS = 20
+REWARDS = {
+    "instructions": f"{EXAMPLES}/instructions.py:score",
+    "fifty_tokens": f"{EXAMPLES}/fifty_tokens.py:score",
+    "sums_in_words": "last_number",
+}
+INTERRUPTED = (130, 143, -2, -15)
+
+
+class InterruptedRunError(Exception):
+    """A run was interrupted; it goes on when it is made again."""
+
+
+def of_outdo(run: Planned, folder: Path, model: Path) -> dict[str, Any]:
+    """Make what is missing of a run; return its line. Raises `InterruptedRunError`."""
+    recipe = EXAMPLES / f"{run.task}.toml"
+    settings = [
+        f"model={model}",
+        f"seed={run.seed}",
+        f"optim.lr={run.lr}",
+        f"run=./{folder}",
+        "checkpoint.keep=1",
+        *run.settings,
+    ]
+    usage = process([*OUTDO, "train", str(recipe), *settings, "--resume"], folder)
+    metrics = read_metrics(folder / "metrics.jsonl")
+    summary = json.loads((folder / "summary.json").read_text())
+    environment = json.loads((folder / "environment.json").read_text())
+    saved = latest(folder / "checkpoints")
+    assert saved is not None, folder
+    return {
+        "before": summary["before"],
+        "after": summary["after"],
+        "curve": {name: [rounded(line.get(metric)) for line in metrics] for name, metric in CURVE.items()},
+        "evaluations": [evaluation(line) for line in metrics if any(name.startswith("eval/") for name in line)],
+        "tokens": sum(line["num_tokens"] for line in metrics),
+        "weights": weights_hash(saved.path),
+        "versions": {name: environment[name] for name in ("outdo", "torch", "transformers")},
+        **usage,
+    }
+
+
+OUTDO = (sys.executable, "-m", "outdo.cli.main")
+
+
+def process(command: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run a command to its end; return what all its attempts took, which stands beside `folder`.
+
+    Raises: InterruptedRunError, or RuntimeError if it failed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    file = folder.with_name(f"{folder.name}.usage.jsonl")
+    with folder.with_name(f"{folder.name}.log").open("ab") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "2"})
+        try:
+            _, status, used = os.wait4(child.pid, 0)
+        except BaseException:  # this program is interrupted: so is the run, which saves its last finished step
+            child.terminate()
+            _, status, used = os.wait4(child.pid, 0)
+    code = child.returncode = os.waitstatus_to_exitcode(status)
+    entry = {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024}
+    with file.open("a") as lines:
+        lines.write(json.dumps(entry) + "\n")
+    if code in INTERRUPTED:
+        raise InterruptedRunError
+    if code:
+        raise RuntimeError(f"{' '.join(command)} ended with {code}; see {log.name}")
+    attempts = [json.loads(line) for line in file.read_text().splitlines()]
+    return {
+        "cpu_seconds": round(sum(each["cpu_seconds"] for each in attempts)),
+        "peak_bytes": max(each["peak_bytes"] for each in attempts),
+        "processor": processor(),
+    }
+
+
+def processor() -> str:
+    """Return the name of the processor, and its widest vectors."""
+    text = Path("/proc/cpuinfo").read_text()
+    name = next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    return f"{name}, {'AVX-512' if 'avx512f' in text else 'AVX2'}, {os.cpu_count()} cores"
+
+
+def remembered(folder: Path | str, task: str, data: Path) -> dict[str, float]:
+    """Return the mean reward of the greedy answers to the held-out questions of the tasks that were not trained."""
+    found = {}
+    for other in TASKS:
+        if other != task:
+            asked = ["--data", str(data / other / "rows.jsonl"), "--rewards", REWARDS[other], "--max-tokens", "64"]
+            done = subprocess.run([*OUTDO, "eval", str(folder), *asked, "--json"], capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(done.stderr)
+            found[other] = json.loads(done.stdout)["reward"]
+    return found
+
+
+def answers(folder: Path, step: int) -> list[dict[str, Any]]:
+    """Return the first greedy answers of each held-out set after a step."""
+    lines = (folder / "held_out" / f"step_{step:06}.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["kind"] == "greedy"]
+    chosen = [row for name in ("rows", "kinds") for row in [row for row in rows if row["set"] == name][: ANSWERS // 2]]
+    return [{name: row[name] for name in ("set", "prompt", "completion", "reward", "right")} for row in chosen]
+
+
+def evaluation(line: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name.removeprefix("eval/"): rounded(value) for name, value in line.items() if name.startswith("eval/")}
+    return {"step": line["step"], **kept}
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")

@@ -1,0 +1,122 @@
+"""The tasks of `examples/smollm2`, and the plan of their runs."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.smollm2 import run, trl_run
+from benchmarks.smollm2.plan import RATES, best_rate, planned
+from outdo.extras.page.bands import read_bands
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples/smollm2"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        patch.setattr(sys, "argv", ["data.py", str(folder)])
+        runpy.run_path(str(EXAMPLES / "data.py"), run_name="__main__")
+    return folder
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("task", ["instructions", "fifty_tokens", "sums_in_words"])
+def test_held_out_questions_are_not_trained_on(data: Path, task: str):
+    prompts = {
+        name: [row["prompt"] for row in rows(data / task / f"{name}.jsonl")] for name in ("train", "rows", "kinds")
+    }
+    for each in prompts.values():
+        assert len(each) == len(set(each)) >= 30
+    assert set(prompts["train"]).isdisjoint(prompts["rows"] + prompts["kinds"])
+
+
+def test_new_kinds_of_instructions_are_in_one_file_only(data: Path):
+    module = runpy.run_path(str(EXAMPLES / "instructions.py"))
+    new = set(module["NEW_KINDS"])
+    assert len(set(module["KINDS"]) - new) >= 12
+    for name, expected in (("train", False), ("rows", False), ("kinds", True)):
+        for row in rows(data / "instructions" / f"{name}.jsonl"):
+            assert bool(new & {kind for kind, _ in row["instructions"]}) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "good", "bad"),
+    [
+        ("at_most", 3, "A small cat.", "The cat is small."),
+        ("at_least", 3, "A small cat", "A cat"),
+        ("sentences", 2, "A cat sat. Did it?", "A cat sat. It did"),
+        ("lines", 2, "a cat\n\nsat", "a cat sat"),
+        ("points", 2, "- a\n- b", "- a\nb"),
+        ("object", ["a", "b"], '{"b": 1, "a": 2}', '{"a": 1}'),
+        ("contains", "gold", "Gold is a metal.", "Golden"),
+        ("avoids", "the", "A cat then sat", "The cat"),
+        ("first_word", "gold", '"Gold" it is', "It is gold"),
+        ("lower_case", None, "a cat 2", "A cat"),
+        ("upper_case", None, "A CAT 2", "12"),
+        ("quoted", None, '"A cat."', '"A" cat'),
+        ("last_word", "gold", "It is gold.", "gold it is"),
+        ("question", None, "Is it a cat?", "It is. Is it?"),
+        ("twice", "gold", "Gold, gold", "gold gold gold"),
+    ],
+)
+def test_an_instruction_is_followed_or_not(kind: str, value: Any, good: str, bad: str):
+    module = runpy.run_path(str(EXAMPLES / "instructions.py"))
+    holds = module["KINDS"][kind].holds
+    assert (holds(good, value), holds(bad, value), holds("", value)) == (True, False, False)
+    assert module["score"](f"{good} cat", "cat", []) == 1.0
+    assert module["score"](bad, "bridge", [[kind, value]]) == 0.0
+
+
+def test_the_reward_of_fifty_tokens_falls_with_the_distance():
+    module = runpy.run_path(str(EXAMPLES / "fifty_tokens.py"))
+    assert [module["score"]("", range(n)) for n in (50, 40, 75, 100, 120)] == [1.0, 0.8, 0.5, 0.0, 0.0]
+    assert [module["within_five"]("", range(n)) for n in (44, 45, 55, 56)] == [False, True, True, False]
+
+
+def test_each_band_can_be_read():
+    assert all(read_bands(path) for path in EXAMPLES.glob("*.band.toml"))
+
+
+def made(name: str, lr: float, reward: float) -> dict[str, Any]:
+    return {"name": name, "lr": lr, "curve": {"reward": [9.0] * 20 + [reward] * 10}}
+
+
+def test_a_learning_rate_is_chosen_from_the_tuning_before_any_seed_runs():
+    assert [each.name for each in planned([]) if "/grpo/" in each.name] == [f"tuning/grpo/{lr:g}" for lr in RATES]
+    results = [made(f"tuning/grpo/{lr:g}", lr, reward) for lr, reward in zip(RATES, (0.5, 0.6, 0.6), strict=True)]
+    assert best_rate("grpo", results[:2]) is None
+    assert best_rate("grpo", results) == RATES[1]  # the smaller one of two that are equal
+    names = [each.name for each in planned(results)]
+    assert len(names) == len(set(names))
+    assert names[3:6] == ["instructions/grpo/0", "instructions/grpo/1", "instructions/grpo/2"]
+    assert {each.lr for each in planned(results) if each.name.startswith("fifty_tokens")} == {RATES[1]}
+
+
+def test_an_interrupted_run_is_told_from_one_that_failed_and_its_attempts_are_added(tmp_path: Path):
+    folder = tmp_path / "run"
+    with pytest.raises(run.InterruptedRunError):
+        run.process(["sh", "-c", "kill -TERM $$"], folder)
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        run.process(["sh", "-c", "exit 3"], folder)
+    found = run.process([sys.executable, "-c", "sum(range(10**7))"], folder)
+    assert found["peak_bytes"] > 1e6
+    assert len(rows(tmp_path / "run.usage.jsonl")) == 3
+
+
+def test_of_a_step_of_trl_that_was_made_twice_the_last_entry_counts(tmp_path: Path):
+    entries = [{"step": step, "seconds": step + attempt} for attempt in (0, 9) for step in (1, 2)]
+    logged = [{"step": step, "logged": {"reward": step / 4, "num_tokens": 10 * step}} for step in (1, 2)]
+    (tmp_path / "log").write_text("".join(json.dumps(each) + "\n" for each in [*entries, *logged]))
+    found = trl_run.line_of(tmp_path / "log")
+    assert found["curve"]["seconds"] == [10, 11]
+    assert (found["curve"]["reward"], found["tokens"]) == ([0.25, 0.5], 20)
