@@ -1,6 +1,6 @@
 """Examples of recipes and of Python in the documentation: what they name exists, and takes what they give it.
 
-Some pages have tests that run their examples; here are the rest, as far as files, models and machines are not needed.
+`test_python_of_pages.py` says which test runs which Python example; here are all, also those that cannot run.
 """
 
 import ast
@@ -24,6 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(toml|python)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OF_THE_READER = re.compile(
     r"no such file|no such Python module|required|does not exist|cannot be read|is not set|there are no held-out"
+    r"|data.eval_path names no set"
 )
 """What is said of the files of the reader, which are not here, and of settings that the rest of a recipe has."""
 COMMAND = re.compile(r"(?:^|[`\s])outdo (?:train|check) ([^`\n#|]*)")

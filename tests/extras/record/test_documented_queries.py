@@ -15,7 +15,7 @@ PAGE, TOUR = DOCS / "record.md", DOCS / "reading-a-run.md"
 QUERIES = [
     query
     for page in (PAGE, TOUR)
-    for query in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    for query in re.findall(r"```python\n(import (?:duckdb|polars).*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 ]
 
 
