@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import typer.main
 
 from outdo.cli.main import app
@@ -16,8 +17,14 @@ from outdo.config.settings import leaves, sections, settings
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
-COMMAND = re.compile(r"^(?:    |\$ |# +)?(?:\.venv/bin/)?(outdo [a-z-].*)$")
+STARTED = r"[A-Z_]+=\S+ |docker run .* |torchrun .* -m |\.venv/bin/"
+COMMAND = re.compile(rf"^(?:    |\$ |# +)?(?:{STARTED})?(outdo(?::cpu)? [a-z-].*)$")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SETTING = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*)=")
 INLINE = re.compile(r"`(?:\.venv/bin/)?(outdo [a-z-][^`]*)`")
+USAGE: Any = typer.BadParameter.__base__
+"""What click raises for a command that it cannot read; newer versions of Typer have a click of their own."""
+
 OF_THE_PROGRAM = ("--version", "--help", "--install-completion", "--show-completion")
 
 
@@ -33,18 +40,24 @@ def fences(text: str) -> Iterator[tuple[str, str]]:
 
 
 def written(path: Path) -> Iterator[str]:
-    """Yield the commands of a page: lines of its indented blocks and of its fences for a shell, and inline code."""
+    """Yield the commands of a page in its blocks: those that are indented, fences for a shell, and lines after `$`."""
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    shells = "\n".join(block for language, block in fences(text) if language in ("sh", "bash"))
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    indented = [line for line in prose.splitlines() if line.startswith("    outdo ") or line.startswith("    .venv/")]
-    yield from (match[1] for line in [*shells.splitlines(), *indented] if (match := COMMAND.match(line)))
+    lines = [line for line in FENCE.sub("", text).splitlines() if line.startswith("    ")]
+    for language, block in fences(text):
+        lines += [line for line in block.splitlines() if language in ("sh", "bash") or line.startswith("$ ")]
+    yield from (match[1] for line in lines if (match := COMMAND.match(line)))
+
+
+def mentioned(path: Path) -> Iterator[str]:
+    """Yield the commands of a page in its sentences, which may leave out arguments."""
+    prose = FENCE.sub("", path.read_text(encoding="utf-8"))
     yield from (" ".join(match[1].split()) for match in INLINE.finditer(prose))
 
 
-def mistake(line: str) -> str:
+def mistake(line: str, *, complete: bool = True) -> str:
     """Return what is wrong with a command as a person would type it; empty if nothing is."""
     words = [word for word in shlex.split(line.replace("\\|", "|"), comments=True)[1:] if word not in ("...", "…")]
+    words = words[: words.index(">")] if ">" in words else words
     command: Any = program()
     names = ["outdo"]
     while hasattr(command, "commands"):
@@ -54,18 +67,14 @@ def mistake(line: str) -> str:
             return f"no command {' '.join([*names, words[0]])}"
         names.append(words.pop(0))
         command = command.commands[names[-1]]
-    command = command.loaded()
-    if names[1:] == ["convert"]:
-        return ""  # what follows is of another library
-    options = {text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)}
-    for word in words:
-        option = word.partition("=")[0]
-        if word.startswith("--") and option not in {*options, "--help"}:
-            return f"no option {option}"
-        key, equals, _ = word.partition("=")
-        if equals and re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)*", key) and not _is_setting(key) and "--card" not in words:
-            return f"no setting {key}"
-    return ""
+    try:
+        command.make_context(names[-1], list(words))
+    except USAGE as error:
+        if complete or type(error).__name__ not in ("MissingParameter", "BadOptionUsage"):
+            return error.format_message()
+    others = names[1] in ("convert", "explain") or "--card" in words  # of another library, an objective, a device
+    keys = [] if others else [match[1] for word in words if (match := SETTING.match(word))]
+    return next((f"no setting {key}" for key in keys if not _is_setting(key)), "")
 
 
 def _is_setting(key: str) -> bool:
@@ -76,16 +85,22 @@ def _is_setting(key: str) -> bool:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_options_and_settings_exist(path: Path):
-    assert [(line, problem) for line in written(path) if (problem := mistake(line))] == []
+    found = [(line, mistake(line)) for line in written(path)]
+    found += [(line, mistake(line, complete=False)) for line in mentioned(path)]
+    assert [(line, problem) for line, problem in found if problem] == []
 
 
 def test_a_wrong_command_option_or_setting_is_found():
     assert mistake("outdo trian recipe.toml") == "no command outdo trian"
-    assert mistake("outdo train recipe.toml --frm x") == "no option --frm"
+    assert mistake("outdo train recipe.toml --frm x").startswith("No such option: --frm")
+    assert "valid integer" in mistake("outdo eval RUN --k many")
+    assert "extra argument" in mistake("outdo export RUN FOLDER again")
+    assert mistake("outdo eval").startswith("Missing argument")
+    assert mistake("outdo eval", complete=False) == mistake("outdo config > recipe.toml") == ""
     assert mistake("outdo train recipe.toml train.group=4") == "no setting train.group"
     assert mistake("outdo train recipe.toml train.objective.beta=0 'rewards=[\"exact\"]'  # a comment") == ""
     assert mistake("outdo cluster check") == ""
-    assert sum(len([*written(path)]) for path in PAGES) > 200
+    assert sum(len([*written(path), *mentioned(path)]) for path in PAGES) > 200
 
 
 def test_python_in_the_documentation_compiles():
