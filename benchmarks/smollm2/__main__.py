@@ -56,7 +56,7 @@ def line(wanted: Planned, model: Path) -> Result:
 
 def main() -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm2")
     parser.add_argument("--only", default="", help="beginning of the names of the runs")
     parser.add_argument("--list", action="store_true", help="print the next missing run, and make none")
     arguments = parser.parse_args()

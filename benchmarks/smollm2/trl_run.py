@@ -136,7 +136,8 @@ def evaluated(policy: Any, recipe: dict[str, Any]) -> dict[str, float]:
     sampling = SamplingParams(temperature=0.0, max_tokens=recipe["sampling"]["max_tokens"])
     for name, path in recipe["data"]["eval_path"].items():
         prompts = tokenise(questions_from(path), policy.tokenizer)
-        found[f"{name}/greedy_reward"] = evaluate(BuiltinEngine(policy), SingleTurn(total), prompts, sampling).reward
+        metrics = evaluate(BuiltinEngine(policy), SingleTurn(total), prompts, sampling).metrics("greedy")
+        found[f"{name}/greedy_reward"] = metrics["greedy_reward"]
     total.close()
     return found
 
