@@ -21,6 +21,14 @@ METHODS = {
 """All at equal samples: dapo has neither dynamic sampling nor the mask of truncated answers."""
 LORA = ('train.adapter={name="lora", rank=16, alpha=32}',)
 LORA_RATES = tuple(10 * rate for rate in RATES)
+STOP = 'train.stop={name="first_of", attained=0.9}'
+PASSES = {
+    "grpo": {"passes-4": ("train.passes=4",), "passes-stop": ("train.passes=16", STOP)},
+    "target": {"passes-4": ("train.passes=4",), "passes-stop": ("train.passes=16", STOP)},
+}
+"""Further updates on the same answers: four, or until nine tenths of the way to the bounds, or targets, are made."""
+EPSILONS, BETAS, GROUPS = (0.1, 0.2, 0.4), (0.0, 0.04, 0.4), (4, 8, 16)
+DISTANCE_STEPS = 3  # what decides how far a step goes is asked of the first steps of a run
 
 Result = Mapping[str, Any]
 
@@ -54,6 +62,27 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
     for method in ("dapo", "gspo", "target"):
         yield from tuning(method, METHODS[method], RATES)
         yield from seeds("instructions", method, results, METHODS[method])
+    for method, kinds in PASSES.items():
+        for name, settings in kinds.items():
+            yield from seeds("instructions", method, results, METHODS[method] + settings, f"{method}-{name}")
+    if lr := best_rate("grpo", results):
+        yield from distances(lr)
+
+
+def distances(lr: float) -> Iterator[Planned]:
+    """Yield short runs of grpo from the same weights that differ in ε, β or G, with one update on each batch and 16."""
+    few = (f"steps={DISTANCE_STEPS}", "data.eval_path=", "eval.every=0", "record.after=all")
+    varied = {
+        "epsilon": ("train.objective.clip_low={0} train.objective.clip_high={0}", EPSILONS),
+        "beta": ("train.objective.beta={0}", BETAS),
+        "group": ("train.group_size={0}", GROUPS),
+    }
+    for name, (text, values) in varied.items():
+        for passes in (1, 16):
+            for value in values:
+                settings = (*text.format(value).split(), f"train.passes={passes}", *few)
+                label = f"distance/{name}-{value}/{passes}"
+                yield Planned(name=label, task="instructions", lr=lr, seed=TUNING_SEED, settings=settings)
 
 
 def tuning(method: str, settings: tuple[str, ...], rates: Sequence[float]) -> Iterator[Planned]:
@@ -63,11 +92,13 @@ def tuning(method: str, settings: tuple[str, ...], rates: Sequence[float]) -> It
         yield Planned(name=f"tuning/{method}/{lr:g}", task="instructions", lr=lr, seed=TUNING_SEED, settings=tuned)
 
 
-def seeds(task: str, method: str, results: Sequence[Result], settings: tuple[str, ...] = ()) -> Iterator[Planned]:
-    """Yield a run for each seed, at the chosen learning rate."""
+def seeds(
+    task: str, method: str, results: Sequence[Result], settings: tuple[str, ...] = (), name: str = ""
+) -> Iterator[Planned]:
+    """Yield a run for each seed, at the learning rate that was chosen for the method."""
     if lr := best_rate(method, results):
         for seed in SEEDS:
-            yield Planned(name=f"{task}/{method}/{seed}", task=task, lr=lr, seed=seed, settings=settings)
+            yield Planned(name=f"{task}/{name or method}/{seed}", task=task, lr=lr, seed=seed, settings=settings)
 
 
 def best_rate(method: str, results: Sequence[Result]) -> float | None:
