@@ -46,7 +46,7 @@ def test_after_a_signal_the_last_finished_step_is_saved(home, command, number):
     out = f"{command}-{number}"
     said, step = stopped(home, command, out, number, "--checkpoint-every", 1000)
     assert f"stopped after step {step}; continue with `outdo resume {out}`" in said
-    assert f"resumed after step {step} of 80" in outdo_(home, "resume", out)
+    assert f"resumed after step {step} of 80" in outdo_(home, "resume", f"{out}.unfinished")
     assert_same_model(home, out, straight(home, command))
 
 
@@ -75,7 +75,11 @@ def test_a_resumed_training_is_compared_with_the_one_that_was_saved(interrupted)
 def test_a_training_is_not_begun_again_over_its_saved_steps(interrupted):
     said = outdo_(interrupted, *arguments(interrupted, "sft", "tuned"), status=2)
     assert "tuned.unfinished: an unfinished training; `outdo resume tuned` continues it, or remove this folder" in said
-    said = outdo_(interrupted, "resume", "tuned", "lr=0.5", status=2)
+
+
+@pytest.mark.parametrize("folder", ["tuned", "tuned.unfinished"])
+def test_a_training_that_is_resumed_keeps_its_settings(interrupted, folder):
+    said = outdo_(interrupted, "resume", folder, "lr=0.5", status=2)
     assert "lr: of a training that is resumed, only device, threads, checkpoint_every, steps, epochs may change" in said
 
 

@@ -11,7 +11,7 @@ from outdo.cli.processes import run_in_processes
 from outdo.config.file import load_saved
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
-from outdo.run.folder.unfinished import SETTINGS, read_settings, unfinished_folder
+from outdo.run.folder.unfinished import SETTINGS, model_folder, read_settings, unfinished_folder
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra
 from outdo.utils.world import World
@@ -32,6 +32,7 @@ def command(
     """
     if (run / "recipe.toml").is_file():
         return _resume_run(run, settings or [], Display(), changed=changed, profile=profile, restarts=restarts)
+    run = model_folder(run)
     unfinished = unfinished_folder(run)
     if not unfinished.is_dir():
         raise UserError([f"{run}: no run is there (it has no recipe.toml)"])

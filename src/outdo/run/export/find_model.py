@@ -8,7 +8,7 @@ from typing import Any
 from outdo.config.file import load_saved
 from outdo.config.recipe import Recipe
 from outdo.run.checkpoints import checkpoint
-from outdo.run.folder.unfinished import SETTINGS, UNFINISHED
+from outdo.run.folder.unfinished import SETTINGS, model_folder
 from outdo.utils.errors import UserError
 
 
@@ -42,7 +42,7 @@ def find_model(name: str, *, best: bool = False) -> ModelRef:
     recipe = load_saved(run) if is_run else None
     newest = checkpoint.latest(run / "checkpoints")
     if newest is None:
-        resumed = run if is_run else run.with_name(run.name.removesuffix(UNFINISHED))
+        resumed = run if is_run else model_folder(run)
         raise UserError([f"{run}: no checkpoint has been written yet; `outdo resume {resumed}` continues the run"])
     path, step = newest.path, newest.step
     if best:

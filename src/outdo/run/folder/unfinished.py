@@ -9,7 +9,6 @@ from outdo.utils.errors import UserError
 SETTINGS = "settings.json"
 """The file of the command that has begun the training, and of its settings."""
 
-
 UNFINISHED = ".unfinished"
 
 
@@ -17,6 +16,12 @@ def unfinished_folder(out: Path) -> Path:
     """Return the folder of the training that makes the model folder `out`."""
     target = out.resolve()
     return target.with_name(f"{target.name}{UNFINISHED}")
+
+
+def model_folder(folder: Path) -> Path:
+    """Return the folder of the model that is trained in `folder`, which may also be that folder itself."""
+    is_training = folder.name.endswith(UNFINISHED) and folder.is_dir()
+    return folder.with_name(folder.name.removesuffix(UNFINISHED)) if is_training else folder
 
 
 def read_settings(out: Path) -> dict[str, Any]:
