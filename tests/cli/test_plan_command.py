@@ -41,7 +41,7 @@ def test_a_plan_in_words_has_memory_seconds_cost_binding_and_assumptions(tmp_pat
 def test_a_recipe_and_a_model_folder_are_planned(tmp_path):
     home = write_home(tmp_path)
     said = outdo_(home, "plan", "recipe.toml", "--gpus", "2xA100", "--answer-tokens", "6")
-    assert "30 steps take" in said
+    assert "a run of 30 steps takes" in said
     assert "outdo trains like this: cluster.replicas=2" in said
     assert re.search(r"prompts: \d+ tokens on average; prompts of \d+ to \d+ tokens \(12 of 12 questions\)", flat(said))
     given = outdo_(home, "plan", "recipe.toml", "--gpus", "2xA100", "--answer-tokens", "6", "--prompt-tokens", "9")

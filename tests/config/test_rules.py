@@ -102,6 +102,11 @@ def test_settings_that_cannot_work_are_refused(overrides, sentence):
     assert sentence in caught.value.problems[0]
 
 
+def test_a_message_about_one_answer_is_in_the_singular():
+    with pytest.raises(UserError, match="a group has only 1 answer "):
+        load(None, [*NEEDED, "train.advantage=pass_at_k", "train.advantage.k=2", "train.group_size=1"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -150,6 +150,14 @@ def test_unknown_tokens_in_a_prompt_are_a_warning(model, data):
     warnings = check(recipe(model, data), render=render).warnings
     counted = "1 of 40 prompts have characters that the tokenizer does not know"
     assert any(counted in warning and "2 of the 10 tokens of question 3" in warning for warning in warnings)
+    (warning,) = (
+        each
+        for each in check(
+            recipe(model, data, "data.limit=1"), render=lambda _: Rendered("☃", tokens=1, unknown=1)
+        ).warnings
+        if "tokenizer does not know" in each
+    )
+    assert ("1 of 1 prompt have" in warning, "1 of the 1 token of question 1" in warning) == (True, True)
 
 
 def test_weights_that_are_not_float32_are_noted(model, data):

@@ -296,7 +296,7 @@ def test_a_checkpoint_that_is_long_ago_is_followed_by_one_out_of_turn(own_home, 
 
 def test_resuming_a_complete_run_changes_nothing(home, six_steps):
     before = contents(six_steps)
-    assert "complete: all 6 steps are done" in outdo_(home, "resume", "six")
+    assert "complete: step 6 was the last" in outdo_(home, "resume", "six")
     assert contents(six_steps) == before
 
 

@@ -39,6 +39,7 @@ from outdo.utils.errors import UserError
 from outdo.utils.extras import missing_extra
 from outdo.utils.imports import Signature, signature_of
 from outdo.utils.options import ANYTHING, no_such_name, option_mistakes
+from outdo.utils.text import counted
 
 Rule = Callable[[Recipe], Iterator[str]]
 
@@ -204,7 +205,8 @@ def _advantage_requirements(recipe: Recipe) -> Iterator[str]:
     if recipe.advantage.name == "pass_at_k":
         k = effective_options(recipe.advantage, ADVANTAGES)["k"]
         if k > recipe.train.group_size:
-            yield f"train.advantage.k = {k}: a group has only {recipe.train.group_size} answers (train.group_size)"
+            answers = counted(recipe.train.group_size, "answer")
+            yield f"train.advantage.k = {k}: a group has only {answers} (train.group_size)"
     name, reference = recipe.advantage.name, recipe.reference
     if name in INCOMPATIBLE_WITH_KL_IN_REWARD and recipe.train.kl_in_reward is not None:
         yield f"train.kl_in_reward: {name} {INCOMPATIBLE_WITH_KL_IN_REWARD[name]}"

@@ -273,8 +273,8 @@ def _weights_without_effect(recipe: Recipe) -> Iterator[str]:
 def _more_threads_than_cores(recipe: Recipe) -> Iterator[str]:
     if recipe.threads is not None and recipe.threads > (there := cores()):
         yield (
-            f"threads = {recipe.threads}: this process may use {there} cores, and more threads wait for each other; a "
-            "step takes several times as long"
+            f"threads = {recipe.threads}: this process may use {counted(there, 'core')}, and more threads wait for "
+            "each other; a step takes several times as long"
         )
 
 

@@ -19,6 +19,7 @@ from outdo.data.formats import (
     tools_of,
 )
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.text import counted
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", *CONVERSATION_COLUMNS)
 ANSWER_COLUMNS = (
@@ -124,7 +125,7 @@ def _refuse_images(rows: Rows) -> None:
     for name in IMAGE_COLUMNS:
         with_images = [number for number, row in rows.values.items() if row.get(name)]
         if with_images:
-            found = f'{len(with_images):,} of {len(rows.values):,} questions have images (column "{name}"'
+            found = f'{len(with_images):,} of {counted(len(rows.values), "question")} have images (column "{name}"'
             why = "outdo trains models that read text: leave these rows out, or remove the column"
             raise UserError([f"{rows.source}: {found}, the first in row {with_images[0]}); {why}"])
 

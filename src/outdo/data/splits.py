@@ -82,7 +82,7 @@ def load_questions(recipe: Recipe, pinned: Mapping[str, str] | None = None) -> Q
     if data.select is not None:
         kept = select(train, rates, data.select)
         notes.append(
-            f"data.select: {len(kept):,} of {len(train):,} training questions kept: {_range_text(data.select)}"
+            f"data.select: {len(kept):,} of {counted(len(train), 'training question')} kept: {_range_text(data.select)}"
         )
         train = kept
     weights = tuple(source.weight for source in data.path if source.weight is not None)
@@ -272,13 +272,14 @@ def select(questions: Sequence[Question], rates: Mapping[str, PassRate], by: Sel
     changed = [each for each in rated if rates[each.id].fingerprint != pass_rates.fingerprint(each.text)]
     kept = [each for each in rated if by.low <= rates[each.id].pass_rate <= by.high]
     mistakes = [
-        f"data.select: {len(faulty):,} of {len(questions):,} training questions {fault} in {by.file}; "
+        f"data.select: {len(faulty):,} of {counted(len(questions), 'training question')} {fault} in {by.file}; "
         f"the first is question {faulty[0].id}"
         for faulty, fault in ((unrated, "have no pass rate"), (changed, "have another text than the one rated"))
         if faulty
     ]
     if not mistakes and not kept:
-        mistakes.append(f"data.select: none of the {len(questions):,} training questions is left: {_range_text(by)}")
+        everything = counted(len(questions), "training question")
+        mistakes.append(f"data.select: none of the {everything} is left: {_range_text(by)}")
     if mistakes:
         raise UserError(mistakes)
     return kept

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from outdo.run.progress_bar import Count, followed, progress
 from outdo.utils.outcome import EVALUATIONS
-from outdo.utils.text import for_terminal
+from outdo.utils.text import counted, for_terminal
 
 Item = TypeVar("Item")
 
@@ -119,7 +119,7 @@ class Display:
             parts.append(f"sampler and trainer differ by {mismatch:.2g} nats")
         if "sampling/corrected" in metrics:
             corrected = metrics["sampling/corrected"] * metrics["num_trained_tokens"]
-            parts.append(f"corrected {corrected:,.0f} tokens")
+            parts.append(f"corrected {counted(round(corrected), 'token')}")
         if not self.live:  # a progress bar must fit into 80 columns
             parts.append(f"length {metrics['completions/mean_length']:.0f}")
         if metrics["completions/clipped_ratio"]:

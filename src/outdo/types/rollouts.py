@@ -94,8 +94,8 @@ class Rollout:
             )
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs) == len(self.versions or self.token_ids):
             raise ValueError(
-                f"{len(self.token_ids)} tokens, but {len(self.loss_mask)} mask entries, {len(self.logprobs)} "
-                f"log-probabilities and {len(self.versions or self.token_ids)} versions"
+                f"{counted(len(self.token_ids), 'token')}, but {len(self.loss_mask)} mask entries, "
+                f"{len(self.logprobs)} log-probabilities and {len(self.versions or self.token_ids)} versions"
             )
 
     @property

@@ -162,10 +162,10 @@ def test_all_inconsistencies_are_reported_at_once(tmp_path: Path) -> None:
         )
     assert caught.value.problems == (
         "prompts: 3 entries for 2 completions",
-        "rewards: 1 entries for 2 completions",
+        "rewards: 1 entry for 2 completions",
         "reward_parts['exact']: 0 entries for 2 completions",
         "prompts[1]: no tokens",
-        "old_logprobs[0]: 1 numbers for a completion of 2 tokens",
+        "old_logprobs[0]: 1 number for a completion of 2 tokens",
     )
     assert not (tmp_path / "run").exists()
 

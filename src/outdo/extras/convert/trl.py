@@ -67,8 +67,8 @@ def _batch(c: Conversion, processes: int) -> None:
     if batch % group or batch % per_update:
         started = counted(processes, "process", plural="processes")
         c.mistakes.append(
-            f"num_generations = {group}: the {batch} answers of a batch have to be a multiple of it, and of the "
-            f"{per_update} answers of an optimiser step; has TRL {started}? see --processes"
+            f"num_generations = {group}: the {counted(batch, 'answer')} of a batch have to be a multiple of it, and of "
+            f"the {counted(per_update, 'answer')} of an optimiser step; has TRL {started}? see --processes"
         )
         return
     minibatches = batch // per_update

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from statistics import median, mode
 
 from outdo.extras.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, RunMetrics, Span, significant_change
+from outdo.utils.text import counted
 
 FAR = 0.5
 """Distance from the reference in nats per token. A policy that is farther has usually lost what the reference knows."""
@@ -122,7 +123,8 @@ def stale_answers(run: RunMetrics) -> Iterator[Finding]:
     if steps and (span := run.lasting("sampling/effective_sample_size", below=0.9)):
         yield span.finding(
             "warning",
-            f"answers of weights up to {max(steps):g} steps behind count as {span.mean:.0%} of a sample of the policy.",
+            f"answers of weights up to {counted(max(steps), 'step')} behind count as {span.mean:.0%} of a sample of "
+            "the policy.",
             "Lower train.max_staleness, or optim.lr.",
         )
 

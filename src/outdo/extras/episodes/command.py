@@ -68,7 +68,7 @@ def lines_of(episode: Rollout, pieces: Sequence[str]) -> Iterator[str]:
     for sampled, group in groupby(episode.loss_mask):
         end = place + len([*group])
         turn += sampled
-        who = f"turn {turn}, policy: {end - place} tokens, trained" if sampled else _read(end - place)
+        who = f"turn {turn}, policy: {counted(end - place, 'token')}, trained" if sampled else _read(end - place)
         rewards = episode.token_rewards[place:end] if episode.token_rewards else ()
         yield who + (f", reward {sum(rewards):g}" if any(rewards) else "")
         yield BETWEEN.join(mark_invisible(piece).replace("\n", "") for piece in pieces[place:end])

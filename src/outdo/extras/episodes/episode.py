@@ -30,7 +30,7 @@ from outdo.models.prompt_encoding import Message
 from outdo.types import Prompt
 from outdo.utils.errors import MachineError
 from outdo.utils.event_loop import EventLoop
-from outdo.utils.text import text_or_json
+from outdo.utils.text import counted, text_or_json
 
 ROLES = ("user", "tool", "system")
 """The roles of messages that an environment may send."""
@@ -102,7 +102,8 @@ class Player:
         """
         rewards = self._method("group_rewards", episodes)
         if rewards is not None and len(rewards) != len(episodes):
-            raise TypeError(f"group_rewards returned {len(rewards)} rewards for {len(episodes)} episodes")
+            given = counted(len(rewards), "reward")
+            raise TypeError(f"group_rewards returned {given} for {counted(len(episodes), 'episode')}")
         return rewards
 
     def final_reward(self) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from outdo.extras.episodes.episode import Reply, awaited, number, row_of
 from outdo.extras.episodes.template import Template
 from outdo.types import Completion, Prompt
+from outdo.utils.text import counted
 
 GIVEN = ("row", "tokenizer")
 """The arguments that the class or function of the user gets, if it has parameters for them."""
@@ -83,7 +84,8 @@ class TinkerEpisode:
         else:
             environments = [made, *(each._made(prompt, template) for each in others)]
         if len(environments) < len(episodes):
-            raise ValueError(f"make_envs made {len(environments)} environments for {len(episodes)} samples")
+            found = counted(len(environments), "environment")
+            raise ValueError(f"make_envs made {found} for {counted(len(episodes), 'sample')}")
         for episode, environment in zip(episodes, environments, strict=False):
             if not callable(getattr(environment, "initial_observation", None)):
                 raise TypeError(f"expected an Env or an EnvGroupBuilder of tinker, found {type(environment).__name__}")

@@ -126,8 +126,8 @@ def _summary(plan: Plan, problem: Problem) -> list[str]:
     return [
         f"a step of {work.prompts:,} × {work.group} answers takes {found.step:,.1f} s: "
         f"{work.tokens * best.tokens_a_day / 1e6:,.0f} million tokens a day",
-        f"{problem.recipe.steps:,} steps take {_duration(days * 86400)} and about ${day * days:,.0f} "
-        f"(${card.price:g} for an hour of one device)",
+        f"a run of {counted(problem.recipe.steps, 'step')} takes {_duration(days * 86400)} and about "
+        f"${day * days:,.0f} (${card.price:g} for an hour of one device)",
         f"what binds: {binds(found, problem.shape, card, work)}",
         *_failures(best, problem),
         _built(plan),
@@ -226,7 +226,8 @@ def assumptions(plan: Plan, problem: Problem) -> list[str]:
         f"rewards, batches and metrics take {timing.STEP_HOST:g} s of a step; the slowest of n machines takes "
         f"1 + {timing.SKEW:g} √(2 log n) times as long as the usual one",
         f"a failure every {simulation.DEVICE_HOURS:,.0f} hours of a training device; a restart takes "
-        f"{simulation.RESTART:g} s, and checkpoints ({problem.recipe.checkpoint.every.steps} steps apart) cost nothing",
+        f"{simulation.RESTART:g} s, and checkpoints ({counted(problem.recipe.checkpoint.every.steps, 'step')} apart) "
+        "cost nothing",
         "engines fail, and come back, without loss",
     ]
 

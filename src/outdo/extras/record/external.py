@@ -37,6 +37,7 @@ from outdo.run.folder.run_folder import RunFolder
 from outdo.run.metrics.metrics import step_metrics
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, TokenScores, Update
 from outdo.utils.errors import UserError
+from outdo.utils.text import counted
 
 Text = str | Sequence[int]
 """A text, or its token ids."""
@@ -183,7 +184,7 @@ class _StepInput:
         count = len(self.completions)
         lists = {"prompts": self.prompts, **self.per_completion, **self.per_token}
         problems = [
-            f"{name}: {len(values)} entries for {count} completions"
+            f"{name}: {counted(len(values), 'entry', plural='entries')} for {counted(count, 'completion')}"
             for name, values in lists.items()
             if len(values) != count
         ]
@@ -191,7 +192,8 @@ class _StepInput:
         for name, rows in self.per_token.items():
             for place, (row, tokens) in enumerate(zip(rows, self.completions, strict=False)):
                 if len(row) != len(tokens):
-                    problems.append(f"{name}[{place}]: {len(row)} numbers for a completion of {len(tokens)} tokens")
+                    numbers, length = counted(len(row), "number"), counted(len(tokens), "token")
+                    problems.append(f"{name}[{place}]: {numbers} for a completion of {length}")
         return problems
 
     def groups(self, parts: Mapping[str, Sequence[float | None]], temperature: float) -> list[Group]:

@@ -25,7 +25,7 @@ from outdo.run.folder import reads
 from outdo.run.watchers import Watcher
 from outdo.types import Group, Prompt, Step
 from outdo.utils.errors import ModelError, RunFolderError
-from outdo.utils.text import listed_steps
+from outdo.utils.text import counted, listed_steps
 from outdo.utils.timing import span
 from outdo.utils.world import World
 
@@ -87,7 +87,7 @@ class _Recording(Watcher):
             return []
         due = [each for each in range(1, step + 1) if every and each % every == 0 and each not in recorded]
         named = f": {listed_steps(due)}" if len(due) == lost else ""  # unless records were made at other steps before
-        return [f"{self.folder / 'tokens'}: {lost} of the {records} records are missing{named}"]
+        return [f"{self.folder / 'tokens'}: {lost} of the {counted(records, 'record')} are missing{named}"]
 
     @contextmanager
     def running(self, after: int) -> Iterator[None]:

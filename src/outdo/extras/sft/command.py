@@ -274,7 +274,8 @@ def _encode(policy: Policy, examples: Sequence[SftExample], display: Display, **
     texts = ([each.prompt, each.completion, each.tools] for each in examples)
     if special := sum(bool(special_tokens_in(policy.tokenizer, each)) for each in texts):
         meaning = "special tokens" if how["special_tokens"] else "ordinary text (--special-tokens: special tokens)"
-        display.say(f"{special:,} of {len(examples):,} examples have special tokens in their texts: they are {meaning}")
+        found = f"{special:,} of {counted(len(examples), 'example')} have special tokens in their texts"
+        display.say(f"{found}: they are {meaning}")
     return encoded
 
 

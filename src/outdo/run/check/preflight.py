@@ -229,8 +229,9 @@ def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
     if affected:
         question, prompt = next(iter(affected.items()))
         yield (
-            f"data.path: {len(affected)} of {len(prompts)} prompts have characters that the tokenizer does not know: "
-            f"{prompt.unknown} of the {prompt.tokens} tokens of question {question} are its unknown token"
+            f"data.path: {len(affected)} of {counted(len(prompts), 'prompt')} have characters that the tokenizer does "
+            f"not know: {prompt.unknown} of the {counted(prompt.tokens, 'token')} of question {question} are its "
+            "unknown token"
         )
 
 
@@ -244,8 +245,8 @@ def _special_tokens(prompts: Mapping[str, Rendered], *, special: bool) -> Iterat
             else "they are ordinary text; data.special_tokens = true would make them special tokens"
         )
         yield (
-            f"data.path: {len(affected)} of {len(prompts)} prompts looked at have special tokens in their texts, "
-            f"question {question} for example {tokens[0]}; {end}"
+            f"data.path: {len(affected)} of {counted(len(prompts), 'prompt')} looked at have special tokens in their "
+            f"texts, question {question} for example {tokens[0]}; {end}"
         )
 
 

@@ -14,6 +14,7 @@ from outdo.data.splits import Questions, normalise, overlap
 from outdo.data.streaming import hash_of, repeated
 from outdo.models.inspect_folder import ModelFacts
 from outdo.run.check.estimate import Sample
+from outdo.utils.text import counted
 
 
 def question_warnings(questions: Questions) -> Iterator[str]:
@@ -23,9 +24,9 @@ def question_warnings(questions: Questions) -> Iterator[str]:
     again, first = repeated(hashes)
     if len(again):
         example = f"question {train[int(again[0])].id} is question {train[int(first[0])].id}"
-        yield f"data.path: {len(again):,} of {len(train):,} questions repeat another one: {example}"
+        yield f"data.path: {len(again):,} of {counted(len(train), 'question')} repeat another one: {example}"
     if common := overlap(questions.train, questions.held_out):
-        yield f"{common} of {len(questions.held_out)} held-out questions are also trained on"
+        yield f"{common:,} of {counted(len(questions.held_out), 'held-out question')} are also trained on"
 
 
 def longest_prompt(recipe: Recipe, facts: ModelFacts | None) -> int:
@@ -45,7 +46,8 @@ def overlong_prompts(sample: Sample, overlong: str, kind: str) -> tuple[list[str
         return [], []
     looked_at = len(sample.tokens) + len(sample.beside)
     of_all = "" if looked_at == sample.of else f", of {sample.of:,} {kind} questions,"
-    count = f"{len(worst):,} of {looked_at:,} {kind} prompts looked at{of_all} are too long (data.max_prompt_tokens)"
+    seen = f"{counted(looked_at, f'{kind} prompt')} looked at{of_all}"
+    count = f"{len(worst):,} of {seen} are too long (data.max_prompt_tokens)"
     allowed = f"more than the {sample.longest:,} allowed"
     each = [f"question {name}: its prompt has {sample.too_long[name]:,} tokens, {allowed}" for name in worst]
     if overlong == "refuse" or (sample.is_whole and not sample.kept):

@@ -12,6 +12,7 @@ from outdo.rollouts.environments.base import Environment
 from outdo.run.evaluation.held_out_completions import HeldOutCompletion
 from outdo.types import FinishReason, Group, Prompt, Rollout
 from outdo.utils.outcome import mcnemar
+from outdo.utils.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +220,7 @@ class PairedComparison:
     def __str__(self) -> str:
         style, test = ("+.1%", "McNemar's exact test") if self.by == "right" else ("+.3f", "exact sign test")
         ends = " to ".join(f"{end:{style}}" for end in self.ci95)
-        changed = f"{self.better} questions better, {self.worse} worse, {test} p = {self.p:.2g}"
+        changed = f"{counted(self.better, 'question')} better, {self.worse} worse, {test} p = {self.p:.2g}"
         return f"difference ({self.by}): {self.difference:{style}} (95 % interval {ends}); {changed}"
 
 

@@ -109,7 +109,7 @@ def completion(recipe: Recipe, progress: Progress, folder: Path) -> str:
     if why := early_end(recipe, progress):
         return f"{why}; more with `outdo resume {folder} eval.best=...`"
     if progress.step >= recipe.steps and not progress.unevaluated:
-        return f"all {recipe.steps} steps are done; more with `outdo resume {folder} steps=...`"
+        return f"step {recipe.steps} was the last; more with `outdo resume {folder} steps=...`"
     return ""
 
 
