@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -38,3 +39,17 @@ def test_what_cannot_work_is_said_before_a_model_is_loaded(outdo, prompts, tmp_p
     assert (greedy.status, "generate: at temperature 0 all 2 answers" in greedy.error) == (2, True)
     nowhere = outdo("generate", "none", "--data", prompts, "--out", tmp_path / "no" / "out.jsonl")
     assert (nowhere.status, "there is no folder" in nowhere.error) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"), [("generate", ["--out", "out.jsonl"]), ("eval", ["--rewards", '{name = "exact"}'])]
+)
+def test_threads_are_those_that_are_asked_for(outdo, seven, tmp_path, monkeypatch, command, options):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text('{"prompt": "3+4=", "answer": "7"}\n')
+    before = torch.get_num_threads()
+    try:
+        done = outdo(command, seven, "--data", "data.jsonl", "--threads", before + 1, *options)
+        assert (done.status, torch.get_num_threads()) == (0, before + 1), done.error
+    finally:
+        torch.set_num_threads(before)

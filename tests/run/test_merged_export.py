@@ -28,5 +28,8 @@ def test_merged_weights_are_those_of_peft_and_differ_by_less_than_1e_5_nats(tmp_
     expected = merged.merge_and_unload().state_dict()
     found = load_file(tmp_path / "merged/model.safetensors")
     assert all(weight.equal(expected[name]) for name, weight in found.items())
+    (tmp_path / "usual").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "merged").iterdir()}
+    assert modes == {(tmp_path / "usual").stat().st_mode}
     rounded = export_merged(find_model(str(tmp_path / "adapter")), tmp_path / "rounded", dtype="bfloat16")
     assert rounded.weights > 100 * error.weights

@@ -19,7 +19,7 @@ from outdo.algorithms.objectives.presets import dapo, dr_grpo, grpo, grpo_clip, 
 from outdo.algorithms.objectives.target.tpo import tpo
 from outdo.algorithms.requirements import Requires
 from outdo.config.names import OBJECTIVES
-from outdo.extras.explain.command import ExplainArguments, run_example, run_explain
+from outdo.extras.explain.command import ExplainArguments, command, run_example, run_explain
 from outdo.extras.explain.explain import explain, table
 from outdo.extras.explain.explain_plot import plot
 from outdo.types import Batch, Terms, TokenScores
@@ -155,6 +155,11 @@ def said(objective: Objective, asked: ExplainArguments, **options: Any) -> str:
 )
 def test_the_command_describes_special_cases(objective: Objective, advantage: float, line: str) -> None:
     assert line in said(objective, ExplainArguments(old=0.9, ref=0.9, advantage=advantage))
+
+
+def test_an_objective_is_explained_without_any_option(capsys: pytest.CaptureFixture[str]) -> None:
+    command("grpo", as_json=True)
+    assert json.loads(capsys.readouterr().out)["points"]
 
 
 def test_the_command_prints_json() -> None:
