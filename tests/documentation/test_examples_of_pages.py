@@ -131,7 +131,7 @@ def test_python_of_a_page_names_what_outdo_has_and_calls_it_with_parameters_that
 
 def check_names(text: str) -> None:
     """Raise AttributeError, ImportError or TypeError for what a program takes from outdo and is not there."""
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"outdo": outdo}  # an example may go on with what one before it has imported
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names |= {each.name: outdo for each in node.names if each.name == "outdo"}

@@ -77,13 +77,14 @@ def test_a_server_whose_list_of_tools_cannot_be_read_is_one_sentence(folder: Pat
     assert "\n" not in sentence
 
 
-def test_lines_that_are_no_messages_are_not_repeated_on_the_terminal(folder: Path, capfd: Any) -> None:
+def test_lines_that_are_no_messages_are_not_repeated_on_the_terminal(folder: Path, capfd: Any, caplog: Any) -> None:
     (folder / "garbage").touch()
     server = open_server(folder, {"tools": [TOOL]})
     (folder / "call").write_text(json.dumps({"content": [{"type": "text", "text": "5"}]}))
     assert server.call("add", {}) == "5"
     server.close()
     assert len(capfd.readouterr().err) < 2000
+    assert len(caplog.records) < 10  # without the handlers of pytest, Python writes each of them to stderr
 
 
 JSON = st.recursive(
