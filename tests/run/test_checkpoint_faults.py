@@ -12,6 +12,7 @@ from pathlib import Path
 import checkpoint_faults
 import pytest
 from checkpoint_faults import FaultyOs, ended_process, flip_bit, holds, leftovers, save, state, write_model
+from run_cases import MAY_MOUNT
 from safetensors import SafetensorError
 
 from outdo.run.checkpoints import checkpoint
@@ -134,6 +135,14 @@ def test_a_full_disk_while_the_model_is_written_is_reported_as_such(start):
         checkpoint.save(start, 60, write, state(60))
     assert holds(checkpoint.latest(start), 20)
     assert leftovers(start) == []
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="no permission to mount a small disk")
+def test_a_disk_that_is_full_at_any_place_of_a_save_keeps_the_earlier_checkpoint(tmp_path):
+    script = Path(checkpoint_faults.__file__).with_name("small_disk_saves.py")
+    command = ["unshare", "-rm", sys.executable, script, tmp_path]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=600)
+    assert int(done.stdout) > 3  # places at which the disk was full
 
 
 @pytest.mark.parametrize(
