@@ -25,7 +25,8 @@ SERVER = """
 import json, os, sys
 
 if os.path.exists("garbage"):
-    print("garbage\\n" * 5000, flush=True)
+    sys.stdout.buffer.write(b"garbage\\xff\\n" * 5000)
+    sys.stdout.flush()
 for line in sys.stdin:
     request = json.loads(line)
     if "id" not in request:
@@ -85,6 +86,19 @@ def test_lines_that_are_no_messages_are_not_repeated_on_the_terminal(folder: Pat
     server.close()
     assert len(capfd.readouterr().err) < 2000
     assert len(caplog.records) < 10  # without the handlers of pytest, Python writes each of them to stderr
+
+
+def test_a_program_that_prints_a_line_without_end_is_one_sentence_and_fills_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_clients, "MOST_BYTES", 2**20)
+    (tmp_path / "server.py").write_text("while True:\n    print('x' * 2**16, end='')\n")
+    tracemalloc.start()
+    with pytest.raises(UserError, match="cannot be used: it printed a line of more than 1048576 characters"):
+        McpServer(Program((sys.executable, f"{tmp_path}/server.py")), 600.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
 
 
 JSON = st.recursive(

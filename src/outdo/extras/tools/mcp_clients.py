@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
+from anyio.streams.text import TextReceiveStream
 from mcp import Client, MCPError, StdioServerParameters
+from mcp.client import stdio
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
@@ -26,7 +28,7 @@ PATIENCE = 60.0
 """Seconds in which a server at a URL that was lost has to be there again."""
 
 MOST_BYTES = 2**26
-"""Bytes of one response of a server at a URL."""
+"""Bytes of one response of a server at a URL, and characters of one line of a program."""
 
 FAILED_RESPONSES = ("Session terminated", "Server returned an error response")
 """What the library says for a status of HTTP: the server knows the session no more, or cannot answer at all."""
@@ -64,8 +66,27 @@ class Program:
             raise UserError(mistakes)
         first, *others = ending_with_this_process(self.command)
         given = {name: os.environ[name] for name in self.environment}
-        parameters = StdioServerParameters(command=first, args=others, env=given)
+        parameters = StdioServerParameters(command=first, args=others, env=given, encoding_error_handler="replace")
         return Client(parameters, cache=None)
+
+
+class _BoundedLines(TextReceiveStream):
+    """Gives up what a program prints at a line that is too long: the library keeps a line in memory until it ends."""
+
+    _line = 0
+
+    async def receive(self) -> str:
+        """Return what comes next."""
+        text = await super().receive()
+        _, ended, rest = text.rpartition("\n")
+        self._line = len(rest) if ended else self._line + len(rest)
+        if self._line > MOST_BYTES:
+            await self.aclose()
+            raise ValueError(f"it printed a line of more than {MOST_BYTES} characters")
+        return text
+
+
+stdio.TextReceiveStream = _BoundedLines
 
 
 @dataclass(frozen=True, slots=True)
