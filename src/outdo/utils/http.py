@@ -5,6 +5,7 @@ few kilobytes may have gigabytes. Redirects are not followed: a key is for one h
 """
 
 import asyncio
+import re
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Mapping
@@ -47,6 +48,12 @@ class HttpReply:
     def text(self) -> str:
         """The content as text, whatever it is."""
         return self.content.decode(errors="replace")
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds after which the server asks for another request."""
+        asked = self.headers.get("Retry-After", "")
+        return float(asked) if re.fullmatch(r"\d+(\.\d*)?", asked, re.ASCII) else None
 
     def json(self) -> Any:
         """Return the value in the content. Raises `ValueError` also for deep nesting, lone surrogates and NaN."""

@@ -2,12 +2,14 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import sleep
 from typing import Any
 
 import pytest
+from hostile_server import OK, hostile_server, whole
 
 from outdo.extras.sandbox import Ending, Limits, Outcome, open_sandbox, remote
 from outdo.extras.sandbox.local import UnsafeLocal
@@ -18,8 +20,8 @@ from outdo.utils.errors import UserError
 Reply = tuple[int, Mapping[str, Any] | bytes, Mapping[str, str]]
 
 
-def finished(stdout: str = "", stderr: str = "", status: int = 0) -> Mapping[str, Any]:
-    ran = {"status": "Finished", "execution_time": 0.25, "return_code": status, "stdout": stdout, "stderr": stderr}
+def finished(stdout: Any = "", stderr: str = "", status: Any = 0, seconds: Any = 0.25) -> dict[str, Any]:
+    ran = {"status": "Finished", "execution_time": seconds, "return_code": status, "stdout": stdout, "stderr": stderr}
     return {"status": "Failed" if status else "Success", "message": "", "compile_result": None, "run_result": ran}
 
 
@@ -114,6 +116,11 @@ def test_a_program_and_its_input_are_sent_with_the_limits(service: StandIn):
         ({**finished("1\n"), "status": "SandboxError"}, Ending.infrastructure, None),
         ({"status": "Success", "run_result": None}, Ending.infrastructure, None),
         (b"<html>", Ending.infrastructure, None),
+        (finished(["1"], seconds="soon"), Ending.exited, 0),
+        (finished(seconds=10**400), Ending.exited, 0),
+        (finished(seconds=[]), Ending.exited, 0),
+        (finished(status="0"), Ending.infrastructure, None),
+        ({"status": "Success", "run_result": "Finished"}, Ending.infrastructure, None),
     ],
 )
 def test_the_ending_of_a_program_in_a_service(
@@ -130,7 +137,9 @@ def test_the_ending_of_a_program_in_a_service(
     [
         ([(429, b"busy", {"Retry-After": "0"}), (503, b"", {}), (200, finished("1\n"), {})], 3, Ending.exited),
         ([(200, {"status": "SandboxError", "message": "?"}, {}), (200, finished("1\n"), {})], 2, Ending.exited),
+        ([(503, b"", {"Retry-After": "\xb2"}), (200, finished("1\n"), {})], 2, Ending.exited),
         ([(500, b"broken", {})], 3, Ending.infrastructure),
+        ([(302, b"", {"Location": "/run_code"})], 1, Ending.infrastructure),
         ([(401, b"your key?", {})], 1, Ending.infrastructure),
         ([(404, b"", {})], 1, Ending.infrastructure),
     ],
@@ -141,6 +150,32 @@ def test_a_busy_service_is_asked_again_and_one_that_refuses_is_not(
     service.replies = replies
     assert Remote(service.url).run("print(1)").ending is ending
     assert len(service.requests) == sent
+
+
+def chunked(part: bytes, pause: float = 0.0) -> Iterator[bytes]:
+    yield OK + b"Transfer-Encoding: chunked\r\n\r\n"
+    while True:
+        yield b"%x\r\n%b\r\n" % (len(part), part)
+        sleep(pause)
+
+
+@pytest.mark.parametrize(
+    ("reply", "seconds", "ending"),
+    [
+        (lambda: chunked(b" " * 2**16), 600, Ending.resource),
+        (lambda: chunked(b" ", pause=0.05), 1, Ending.infrastructure),
+        (lambda: whole(b"[" * 200_000), 600, Ending.infrastructure),
+        (lambda: [OK[:20]], 600, Ending.infrastructure),
+        (lambda: [OK + b"Content-Length: 99\r\n\r\n{"], 600, Ending.infrastructure),
+    ],
+    ids=["endless", "drip", "deep", "headers cut off", "body cut off"],
+)
+def test_a_reply_that_has_no_end_or_cannot_be_read_ends_the_request(
+    reply: Callable[[], Iterable[bytes]], seconds: float, ending: Ending, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(remote, "PAUSES", (0.0,))
+    with hostile_server(reply) as url:
+        assert Remote(url).run("print(1)", limits=Limits(wall_seconds=seconds)).ending is ending
 
 
 def test_a_service_that_is_gone_is_no_reward(service: StandIn, monkeypatch: pytest.MonkeyPatch):

@@ -221,6 +221,5 @@ def _parse(reply: HttpReply) -> JudgeReply:
 
 def _pause(reply: HttpReply, attempt: int) -> float:
     """Return the seconds before a request is sent again: what the endpoint asks for, or else twice those before."""
-    asked = reply.headers.get("Retry-After", "")
-    seconds = float(asked) if asked.replace(".", "", 1).isdigit() else 2.0**attempt
-    return min(seconds, LONGEST_PAUSE)
+    asked = reply.retry_after
+    return min(2.0**attempt if asked is None else asked, LONGEST_PAUSE)

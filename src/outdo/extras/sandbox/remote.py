@@ -11,6 +11,7 @@ from typing import Any
 
 from outdo.extras.sandbox.base import DEFAULT_LIMITS, Ending, Limits, Outcome
 from outdo.rewards.failures import BUSY_OR_BROKEN
+from outdo.run.folder.run_files import number_or_none
 from outdo.utils.errors import UserError
 from outdo.utils.http import UNREACHED, LongReplyError, ReplyError, send
 from outdo.utils.secrets import redact
@@ -31,9 +32,9 @@ _KILLED = 128 + 9
 class _RetryLaterError(Exception):
     """The service cannot answer now; `pause` are the seconds that it asks for."""
 
-    def __init__(self, reason: str, pause: str = "") -> None:
+    def __init__(self, reason: str, pause: float | None = None) -> None:
         super().__init__(reason)
-        self.pause = float(pause) if pause.replace(".", "", 1).isdigit() else 0.0
+        self.pause = pause or 0.0
 
 
 class _RefusedError(Exception):
@@ -101,7 +102,7 @@ class Remote:
         if answered.status >= 300:
             reason = f"HTTP {answered.status}: {one_line(answered.text[:2000])[:200]}"
             if answered.status in BUSY_OR_BROKEN or answered.status >= 500:
-                raise _RetryLaterError(reason, answered.headers.get("Retry-After", ""))
+                raise _RetryLaterError(reason, answered.retry_after)
             raise _RefusedError(reason)
         try:
             reply = answered.json()
@@ -130,7 +131,7 @@ def _outcome(reply: Mapping[str, Any] | None, limits: Limits) -> Outcome:
         stdout=stdout[: limits.output].decode(errors="replace"),
         stderr=stderr[: limits.output].decode(errors="replace"),
         exit_status=status,
-        seconds=float(ran.get("execution_time") or 0.0),
+        seconds=number_or_none(ran.get("execution_time")) or 0.0,
     )
 
 
