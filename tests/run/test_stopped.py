@@ -8,6 +8,7 @@ import shutil
 import signal
 
 import pytest
+from checkpoint_faults import ended_process
 from run_cases import (
     PATIENCE,
     Command,
@@ -305,6 +306,15 @@ def test_resuming_a_run_that_was_killed_before_its_summary_writes_it(home, six_s
     (run / "summary.json").unlink()
     outdo_(home, "resume", run.name)
     assert (run / "summary.json").read_text().replace(run.name, "six") == (six_steps / "summary.json").read_text()
+
+
+def test_resuming_a_run_that_was_killed_while_it_removed_a_checkpoint_removes_it(home, six_steps):
+    run = shutil.copytree(six_steps, home / "half-removed")
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "step_000006", checkpoints / f".tmp-step_000001-{ended_process()}-pruned")
+    shutil.copytree(checkpoints / "step_000006", checkpoints / "step_000002")
+    outdo_(home, "resume", run.name)
+    assert contents(checkpoints) == contents(six_steps / "checkpoints")
 
 
 def test_a_run_resumed_with_more_steps_equals_the_longer_run(home, straight, six_steps):

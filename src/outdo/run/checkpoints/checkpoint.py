@@ -128,17 +128,17 @@ def remove_leftovers(folder: Path) -> None:
 def prune(folder: Path, keep: int, best: int | None = None) -> list[Path]:
     """Remove all checkpoints except the newest `keep` and that of step `best`; return the removed folders.
 
-    The latest complete checkpoint is never removed, even if all newer ones are broken.
+    The latest complete checkpoint is never removed, even if all newer ones are broken. What processes have left that
+    were killed while saving or pruning is removed too.
     """
     if keep < 1:
         raise ValueError(f"keep = {keep}: at least one checkpoint must be kept")
     steps = saved_steps(folder)
     surplus = [step for step in steps[keep:] if step != best]
-    if not surplus:
-        return []
-    newest_whole = next((step for step in steps if not verify(folder / checkpoint_name(step))), None)
+    newest_whole = next((step for step in steps if surplus and not verify(folder / checkpoint_name(step))), None)
     removed = [folder / checkpoint_name(step) for step in surplus if newest_whole is not None and step != newest_whole]
     try:
+        remove_leftovers(folder)
         for path in removed:  # renamed first, so that a kill half-way leaves no broken checkpoint
             hidden = folder / f".tmp-{path.name}-{os.getpid()}-pruned"
             atomic.rename(path, hidden)

@@ -116,7 +116,12 @@ def _restored(run: Run, state: Mapping[str, Any], path: Path) -> Progress:
 
 
 def _rewind(folder: RunFolder, run: Run, progress: Progress) -> list[str]:
-    """Remove what was written after the step of the checkpoint; return a line for what is missing before it."""
+    """Remove what was written after the step of the checkpoint, and checkpoints that need not be kept.
+
+    Returns a line for what is missing before that step.
+    """
+    # A run that was killed after its last checkpoint makes no other one, which would remove these.
+    checkpoint.prune(folder.checkpoints, run.recipe.checkpoint.keep, progress.best_step)
     missing = folder.rewind(progress.step)
     held_out_completions.drop_after(folder.path, progress.step)
     lines = [f"{folder.metrics}: the metrics of {listed_steps(missing)} are missing"] if missing else []

@@ -67,6 +67,11 @@ class Progress:
         self.seconds += seconds
         self.tokens += int(tokens)
 
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best evaluation."""
+        return int(self.best["step"]) if self.best else None
+
     def is_current(self, run: Run) -> bool:
         """Return whether everything that a checkpoint holds is still as the last finished step left it."""
         return run.models.version == self.version and run.models.steps == self.step
@@ -127,9 +132,7 @@ def content_of(run: Run, progress: Progress) -> Content:
 def _content(
     progress: Progress, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
 ) -> Content:
-    best = progress.best.get("step")
-    best_step = None if best is None else int(best)
-    return Content(step=progress.step, best=best_step, weights=weights, tokenizer=tokenizer, state=state)
+    return Content(step=progress.step, best=progress.best_step, weights=weights, tokenizer=tokenizer, state=state)
 
 
 def check_finite(run: Run) -> None:
