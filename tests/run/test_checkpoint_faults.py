@@ -156,9 +156,17 @@ def test_each_disk_error_has_its_own_exception(start, monkeypatch, number, kind)
     assert "step_000060" in str(raised.value)
 
 
-def test_a_full_disk_inside_safetensors_is_reported_as_such(start):
-    def write(path: Path) -> None:  # word for word what it raises on a file system of 256 KiB
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+@pytest.mark.parametrize(
+    "error",  # word for word what they raise on a file system of 256 KiB
+    [
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),
+    ],
+    ids=["safetensors", "tokenizers"],
+)
+def test_a_full_disk_inside_a_library_in_rust_is_reported_as_such(start, error):
+    def write(path: Path) -> None:
+        raise error
 
     with pytest.raises(DiskFullError, match="no space left"):
         checkpoint.save(start, 60, write, state(60))

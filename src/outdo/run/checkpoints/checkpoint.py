@@ -31,7 +31,7 @@ from torch import Tensor
 
 from outdo.run.checkpoints.names import checkpoint_name, saved_steps
 from outdo.run.checkpoints.state_file import pack, unpack
-from outdo.run.folder.model_folder import write_index
+from outdo.run.folder.model_folder import is_refused, write_index
 from outdo.run.folder.provenance import version_of
 from outdo.utils import atomic
 from outdo.utils.errors import CheckpointError, DiskFullError
@@ -92,7 +92,7 @@ def save(
     except BaseException as error:
         if writers.rank == 0:
             _discard(temporary)
-        if isinstance(error, OSError | SafetensorError):
+        if is_refused(error):
             raise _not_saved(target, error) from error
         raise
     return target
@@ -199,9 +199,9 @@ def _discard(path: Path) -> None:
         atomic.remove_tree(path)
 
 
-def _not_saved(target: Path, error: Exception) -> CheckpointError:
+def _not_saved(target: Path, error: BaseException) -> CheckpointError:
     number = error.errno if isinstance(error, OSError) else None
-    if in_rust := re.search(r"os error (\d+)", str(error)):  # safetensors does not raise OSError
+    if in_rust := re.search(r"os error (\d+)", str(error)):  # safetensors and tokenizers do not raise OSError
         number = int(in_rust[1])
     where = getattr(error, "filename", None) or target
     if number in (errno.ENOSPC, errno.EDQUOT):

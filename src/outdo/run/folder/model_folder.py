@@ -32,6 +32,11 @@ def write_index(folder: Path) -> None:
     atomic.write_file(folder / INDEX, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
+def is_refused(error: BaseException) -> bool:
+    """Return whether an error while a model is written is one of the disk: of Python, safetensors or tokenizers."""
+    return isinstance(error, OSError | SafetensorError) or type(error) is Exception
+
+
 def save_model_folder(folder: Path, write_model: Callable[[Path], None]) -> None:
     """Make `folder`, which is missing or empty, from what `write_model(path)` writes into a folder beside it.
 
@@ -51,7 +56,9 @@ def save_model_folder(folder: Path, write_model: Callable[[Path], None]) -> None
             if path.is_file():
                 path.chmod(usual)  # safetensors writes files for their owner alone
             atomic.sync(path)
-    except (OSError, SafetensorError) as error:
+    except Exception as error:
+        if not is_refused(error):
+            raise
         with suppress(OSError):
             atomic.remove_tree(unfinished)
         reason = error.strerror if isinstance(error, OSError) else error
