@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,16 @@ def test_the_version_and_a_short_help_flag(outdo):
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "outdo", "--version"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.strip()) == (0, f"outdo {__version__}")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_below_the_output_is_one_sentence():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "outdo", "config"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=600
+        )
+    sentence = "outdo: the output of this command cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
 
 
 def test_windows_is_refused_in_one_sentence(monkeypatch):

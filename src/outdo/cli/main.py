@@ -1,5 +1,6 @@
 """The command line: its version and help, and how a command ends. `outdo.cli.commands` has the commands."""
 
+import errno
 import sys
 from typing import Annotated, Any
 
@@ -54,6 +55,11 @@ def main() -> None:
     except OutdoError as error:
         print(f"outdo: {for_terminal(str(error))}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename:
+            raise
+        print(f"outdo: the output of this command cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(OutdoError.exit_status)
     except (MemoryError, RuntimeError) as error:
         reason = OUT_OF_MEMORY if is_out_of_memory(error) else not_deterministic(error)
         if reason is None:
