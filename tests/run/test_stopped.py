@@ -6,10 +6,13 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 from checkpoint_faults import ended_process
 from run_cases import (
+    MAY_MOUNT,
     PATIENCE,
     Command,
     cold,
@@ -299,6 +302,20 @@ def test_resuming_a_complete_run_changes_nothing(home, six_steps):
     before = contents(six_steps)
     assert "complete: step 6 was the last" in outdo_(home, "resume", "six")
     assert contents(six_steps) == before
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="no permission to mount a folder")
+def test_a_run_on_a_read_only_file_system_is_read_and_not_resumed(home, six_steps):
+    run = shutil.copytree(six_steps, home / "read-only")
+    mounted = "mount --bind $0 $0 && mount -o remount,bind,ro $0"
+    commands = [f"{sys.executable} -m outdo {command} $0" for command in ("doctor", "runs", "resume")]
+    script = " && ".join([mounted, *commands])
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", script, run.name], cwd=home, capture_output=True, text=True)
+    assert "read-only: 6 steps" in done.stdout
+    assert (done.returncode, done.stderr) == (
+        1,
+        "outdo: read-only/lock: cannot be used as a run folder: Read-only file system\n",
+    )
 
 
 def test_resuming_a_run_that_was_killed_before_its_summary_writes_it(home, six_steps):
