@@ -19,7 +19,7 @@ import outdo.run.checkpoints.state as state_module
 from outdo.config.file import load
 from outdo.extras.replicas.replicas import Replicas
 from outdo.rollouts.in_turn import InTurn
-from outdo.run.checkpoints import checkpoint, saving
+from outdo.run.checkpoints import checkpoint, save_times
 from outdo.run.checkpoints.checkpoints import Checkpoints
 from outdo.run.display import Display
 from outdo.run.training import start
@@ -52,7 +52,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return save(folder, step, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpoint, "save", later)
-    monkeypatch.setattr(saving, "CHECKPOINT_SHARE", float("inf"))  # copy every step, however long it takes
+    monkeypatch.setattr(save_times, "CHECKPOINT_SHARE", float("inf"))  # copy every step, however long it takes
     return found
 
 

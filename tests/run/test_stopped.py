@@ -27,10 +27,10 @@ from run_cases import (
     write_home,
 )
 
-import outdo.run.checkpoints.save_times as saving
 import outdo.run.training as run_module
 from outdo.config.file import load
 from outdo.run.build.build import build_run
+from outdo.run.checkpoints import save_times
 from outdo.run.display import Display
 from outdo.run.interrupt import Interrupted, stop_requested
 from outdo.utils.errors import RewardError
@@ -287,12 +287,12 @@ def test_a_signal_while_weights_may_change_interrupts_nothing():
 def test_a_checkpoint_that_is_long_ago_is_followed_by_one_out_of_turn(own_home, monkeypatch):
     """Whatever `checkpoint.every` is, at most some minutes are lost."""
     monkeypatch.chdir(own_home)
-    monkeypatch.setattr(saving, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(saving, "CHECKPOINT_SHARE", math.inf)
+    monkeypatch.setattr(save_times, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(save_times, "CHECKPOINT_SHARE", math.inf)
     recipe = load("recipe.toml", ["steps=3", "checkpoint.every=20", "checkpoint.keep=9", "eval.every=0"])
     assert run_module.start(recipe, own_home / "run", Display(live=False)) == 0
     assert saved(own_home / "run") == [1, 2, 3]
-    monkeypatch.setattr(saving, "CHECKPOINT_SHARE", 1e-9)  # unless saving takes too large a share of the time
+    monkeypatch.setattr(save_times, "CHECKPOINT_SHARE", 1e-9)  # unless saving takes too large a share of the time
     recipe = load("recipe.toml", ["steps=3", "checkpoint.every=20", "checkpoint.keep=9", "eval.every=0"])
     assert run_module.start(recipe, own_home / "slow", Display(live=False)) == 0
     assert saved(own_home / "slow") == [1, 3]  # the first save is out of turn: nothing is known about its time
