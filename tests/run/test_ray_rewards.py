@@ -60,7 +60,7 @@ def placed(folder: Path) -> Iterator[RayReward]:
         patch.setattr(os, "cpu_count", lambda: 8)  # room for the rewards of all tests
         reward.start()
     yield reward
-    of_ray = [each for each in family(os.getpid()) if re.search(b"ray::|/ray/", command_line(each))]
+    of_ray = [each for each in family(os.getpid()) if re.search(b"ray::|site-packages/ray/", command_line(each))]
     started = [*of_ray, *workers()]
     assert len(actors()) == 1 == len(workers())
     reward.close()

@@ -53,7 +53,7 @@ def opened() -> Iterator[tuple[Policy, RemoteEngine]]:
     with threads(1):
         engine = open_engine(ONE, policy, seed=3)
         yield policy, engine
-        of_ray = [each for each in family(os.getpid()) if re.search(b"ray::|/ray/", command_line(each))]
+        of_ray = [each for each in family(os.getpid()) if re.search(b"ray::|site-packages/ray/", command_line(each))]
         assert of_ray
         engine.close()
         wait_for_end(of_ray)  # also an actor that is stopped
