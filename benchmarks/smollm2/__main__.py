@@ -8,6 +8,7 @@ import argparse
 import json
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,10 @@ def main() -> None:
         print(wanted.name, *wanted.settings, flush=True)
         if arguments.list:
             return
-        found = line(wanted, model)
+        try:
+            found = line(wanted, model)
+        except (KeyboardInterrupt, run.InterruptedRunError):
+            sys.exit("stopped; the run goes on at the next start")
         with RESULTS.open("a") as file:
             file.write(json.dumps(found) + "\n")
         if not wanted.name.endswith("grpo/0"):  # whose page is shown

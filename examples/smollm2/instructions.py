@@ -1,6 +1,7 @@
 """The reward of `instructions.toml`: the share of the instructions in a question that an answer follows.
 
-A question has a topic, which the answer has to name, and one to three instructions of `KINDS`.
+A question has a topic, which the answer has to name, and one to three instructions of `KINDS`. An answer of fewer than
+five words earns nothing: "a chair" names its topic, is in lower case, and does without most words.
 """
 
 import json
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
+FEWEST_WORDS = 5
 COMMON = ("a", "and", "in", "is", "it", "of", "the", "to")
 
 
@@ -132,6 +134,8 @@ NEW_KINDS = ("last_word", "question", "twice")
 
 def score(completion: str, topic: str, instructions: list[list[Any]]) -> float:
     """Return the share of the instructions that an answer follows; the topic is one of them."""
+    if len(words_of(completion)) < FEWEST_WORDS:
+        return 0.0
     followed = [KINDS[name].holds(completion, value) for name, value in instructions]
     followed.append(not {topic, f"{topic}s"}.isdisjoint(words_of(completion)))
     return sum(followed) / len(followed)

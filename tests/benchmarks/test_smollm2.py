@@ -73,8 +73,14 @@ def test_an_instruction_is_followed_or_not(kind: str, value: Any, good: str, bad
     module = runpy.run_path(str(EXAMPLES / "instructions.py"))
     holds = module["KINDS"][kind].holds
     assert (holds(good, value), holds(bad, value), holds("", value)) == (True, False, False)
-    assert module["score"](f"{good} cat", "cat", []) == 1.0
-    assert module["score"](bad, "bridge", [[kind, value]]) == 0.0
+
+
+def test_the_reward_is_the_share_of_the_instructions_and_short_answers_earn_nothing():
+    score = runpy.run_path(str(EXAMPLES / "instructions.py"))["score"]
+    instructions = [["lower_case", None], ["contains", "gold"]]
+    assert score("two cats saw gold here", "cat", instructions) == 1.0
+    assert score("two dogs saw gold Here", "cat", instructions) == 1 / 3
+    assert score("a cat of gold", "cat", instructions) == 0.0
 
 
 def test_the_reward_of_fifty_tokens_falls_with_the_distance():
