@@ -1,7 +1,6 @@
 """A reward in an actor of Ray: the outputs of a local one, also after the actor or its worker has ended or hangs."""
 
 import os
-import re
 import signal
 import threading
 import time
@@ -55,12 +54,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def placed(folder: Path) -> Iterator[RayReward]:
+    before = family(os.getpid())
     reward = RayReward(spec(folder), timeout=1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "cpu_count", lambda: 8)  # room for the rewards of all tests
         reward.start()
     yield reward
-    of_ray = [each for each in family(os.getpid()) if re.search(b"ray::|site-packages/ray/", command_line(each))]
+    of_ray = [each for each in family(os.getpid()) if each not in before and b"ray" in command_line(each)]
     started = [*of_ray, *workers()]
     assert len(actors()) == 1 == len(workers())
     reward.close()
