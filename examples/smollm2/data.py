@@ -116,4 +116,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/smollm2/data.py FOLDER")
     main(Path(sys.argv[1]))

@@ -26,6 +26,8 @@ def test_a_run_within_its_bands_and_runs_outside_of_them(outdo, tmp_path: Path):
     (tmp_path / "band.toml").write_text(BANDS)
     inside = write_run(tmp_path / "inside", 0.7, [0.0, 0.25, 0.75])  # both ends belong to a band
     low = write_run(tmp_path / "low", 0.49, [0.0, 0.5, 0.25])
+    with (low / "metrics.jsonl").open("a") as file:  # lines that hold no step, and values that are no numbers
+        file.write('{"reward": 1}\n{"step": [1]}\n{"step": 61, "reward": "high"}\n')
     lacking = write_run(tmp_path / "lacking", 0.6, [0.0, None, 0.5])
     done = outdo("compare", inside, "--band", tmp_path / "band.toml")
     assert done.status == 0, done.error
@@ -51,7 +53,9 @@ def test_a_run_within_its_bands_and_runs_outside_of_them(outdo, tmp_path: Path):
         ("[reward]\n3 = [1, 0]", "not 3 = [1, 0]"),
         ("[reward]\n3 = [nan, 0]", "not 3 = [nan, 0]"),
         ("[reward]\n3 = [true, 2]", "not 3 = [True, 2]"),
-        ("[reward", "band.toml: Expected"),
+        ("[reward]\n1 = [0, 1" + "0" * 400 + "]", "not 1 = [0, 1000"),
+        ("[reward]\n1-99999999 = [0, 1]", "not 1-99999999 = [0, 1]"),
+        ("[reward", "band.toml: "),
     ],
 )
 def test_a_mistake_in_a_band_is_one_sentence(outdo, tmp_path: Path, text: str, said: str):
