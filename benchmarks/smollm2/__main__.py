@@ -1,6 +1,6 @@
 """Make the runs that the results lack, one after the other: python -m benchmarks.smollm2 [--only instructions/grpo]
 
-The program can be stopped at any moment, and goes on there when it is started again. `--list` shows what is missing;
+The program can be stopped at any moment, and goes on there when it is started again. `--list` names the next run;
 `python -m benchmarks.smollm2.tables` prints the tables of `docs/results.md`.
 """
 

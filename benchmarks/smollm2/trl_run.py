@@ -13,6 +13,15 @@ from typing import Any
 
 from benchmarks.smollm2 import run
 from benchmarks.smollm2.plan import Planned
+from outdo.data.prompts import tokenise
+from outdo.data.questions import questions_from
+from outdo.models.policy import Policy
+from outdo.rewards import load_reward
+from outdo.rewards.types import RewardInput
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.environments.single_turn import SingleTurn
+from outdo.run.evaluation.evaluation import evaluate
 
 SAVE = 20
 
@@ -31,8 +40,6 @@ def train(task: str, seed: int, rate: float, model: str, folder: Path) -> dict[s
     import trl
     from datasets import Dataset
     from transformers import TrainerCallback
-
-    from outdo.models.policy import Policy
 
     torch.set_num_threads(2)
     recipe = tomllib.loads((run.EXAMPLES / f"{task}.toml").read_text())
@@ -96,8 +103,6 @@ def train(task: str, seed: int, rate: float, model: str, folder: Path) -> dict[s
 
 def reward(task: str) -> Any:
     """Return the reward of a task as TRL calls it."""
-    from outdo.rewards import load_reward
-    from outdo.rewards.types import RewardInput
 
     total = load_reward(run.REWARDS[task])
 
@@ -123,13 +128,6 @@ def reward(task: str) -> Any:
 
 def evaluated(policy: Any, recipe: dict[str, Any]) -> dict[str, float]:
     """Return the mean reward of the greedy answers to the two held-out sets."""
-    from outdo.data.prompts import tokenise
-    from outdo.data.questions import questions_from
-    from outdo.rewards import load_reward
-    from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-    from outdo.rollouts.engines.sampling import SamplingParams
-    from outdo.rollouts.environments.single_turn import SingleTurn
-    from outdo.run.evaluation.evaluation import evaluate
 
     task = Path(recipe["data"]["path"]).parent.name
     total, found = load_reward(run.REWARDS[task]), {}
