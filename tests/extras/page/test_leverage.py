@@ -39,6 +39,7 @@ def test_the_contexts_are_those_of_a_plain_loop(small_run: Path):
     best = max(tokens.values(), key=lambda context: sum(each[1] for each in context))
     first = found["contexts"][0]
     assert first["tokens"] == len(best)
+    assert first["steps"] == len({each[0] for each in best})
     assert first["up"] == (sum(each[2] for each in best) > sum(each[1] for each in best) / 2)
     for name, step in (("first", min), ("last", max)):
         own = [each[3] for each in best if each[0] == step(each[0] for each in best)]

@@ -50,9 +50,9 @@ def where_training_happened(folder: Path, recorded: Sequence[int]) -> dict[str, 
         steps, tokens          what was read: recorded steps, and trained tokens in them
         half                   the smallest share of the tokens that has half of the leverage
         moved_most             the step that moved the measured probabilities most, or None
-        contexts               of each: text before the token, token, share of leverage, count of tokens, whether it
-                               was pushed up, its mean probability in the first and in the last tenth of the steps that
-                               have it, and the first step past the middle between the two
+        contexts               of each: text before the token, token, share of leverage, count of tokens, in how many
+                               steps, whether it was pushed up, its mean probability in the first and in the last tenth
+                               of these steps, and the first step past the middle between the two
 
     Steps whose record is damaged or lacks a column are left out.
     """
@@ -161,4 +161,5 @@ def _course(steps: Sequence[StepLeverage], key: int) -> dict[str, Any]:
     first, last = sum(means[:few]) / few, sum(means[-few:]) / few
     way = 1 if last > first else -1
     past = next((step for step, mean in zip(found, means, strict=True) if way * (mean - (first + last) / 2) >= 0), None)
-    return {"up": upward > leverage / 2, "first": round(first, 5), "last": round(last, 5), "passed": past}
+    probabilities = {"first": round(first, 5), "last": round(last, 5), "passed": past}
+    return {"steps": len(found), "up": upward > leverage / 2, **probabilities}

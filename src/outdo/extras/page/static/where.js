@@ -2,7 +2,8 @@
 'use strict';
 
 /** Say what became of a context: when its probability passed the middle of its way, and whether something is left. */
-function courseOf({ up, first, last, passed }) {
+function courseOf({ steps, up, first, last, passed }) {
+  if (steps === 1) return `only in step ${passed}`;
   const [from, to] = [first, last].map((share) => share.toFixed(2));
   if (from === to) return 'did not change';
   const followed = last > first === up;
@@ -12,14 +13,14 @@ function courseOf({ up, first, last, passed }) {
 }
 
 function Context({ context, most }) {
-  const { before, start, token, up, leverage, tokens, first, last } = context;
+  const { before, start, token, steps, up, leverage, tokens, first, last } = context;
   return html`<tr><th scope="row"><span class="context">
       <bdi class="quiet">${start ? '' : '…'}${before && tokenLine(before)}</bdi>
       ${' '}<mark class=${`token ${up ? 'p5' : 'n5'}`}>${tokenLine(token)}</mark></span></th>
     <td><span class=${`size ${up ? 'up' : 'down'}`}>
       <i style=${{ width: `${(100 * leverage) / most}%` }}></i></span></td>
     <td class="number">${percent(leverage)}</td><td class="number">${tokens.toLocaleString('en-US')}</td>
-    <td>${up ? 'up' : 'down'}</td><td class="number">${percentages(first, last)}</td>
+    <td>${up ? 'up' : 'down'}</td><td class="number">${steps === 1 ? percent(first) : percentages(first, last)}</td>
     <td>${courseOf(context)}</td></tr>`;
 }
 
