@@ -65,6 +65,17 @@ def test_dense_rewards_are_judged_by_their_spread() -> None:
     assert roots(steps((20, dense | {"frac_reward_zero_std": 0.95}))) == ["no_signal"]
 
 
+@pytest.mark.parametrize(("rewards", "found"), [((0.4, 0.5), 2), ((0.05, 0.07), 1)])
+def test_a_mean_reward_is_reported_beside_the_share_right_unless_they_are_equal(
+    rewards: tuple[float, float], found: int
+) -> None:
+    ends = [
+        {"eval/greedy": right, "eval/greedy_reward": mean} for right, mean in zip((0.05, 0.07), rewards, strict=True)
+    ]
+    told = found_by("held_out_rose", steps((1, ends[0]), (5, {}), (1, ends[1])))
+    assert [finding.metric for finding in told] == ["eval/greedy", "eval/greedy_reward"][:found]
+
+
 def test_held_out_rewards_are_compared_where_right_is_not_defined() -> None:
     ends = [
         {"eval/greedy_reward": mean, "eval/greedy_reward_low": mean - 1, "eval/greedy_reward_high": mean + 1}

@@ -40,6 +40,22 @@ def test_the_first_screen_answers_whether_training_helped(opened: Page, small_ru
     assert re.findall(r"[\d.]+", answer.locator(".said").inner_text())[1:] == [end.removesuffix(".0") for end in ends]
 
 
+def test_rewards_decide_where_the_share_right_cannot(page: Page, page_of: Callable[..., Path], tmp_path: Path):
+    folder = write_small_run(tmp_path / "graded")
+    lines = read_metrics(folder / "metrics.jsonl")
+    summary = json.loads((folder / "summary.json").read_text())
+    ends = [(summary["before"], "", 0.4), (lines[-1], "eval/", 0.6)]
+    for line, prefix, mean in ends:
+        line |= {f"{prefix}greedy": 0.1, f"{prefix}greedy_low": 0.05, f"{prefix}greedy_high": 0.15}
+        line |= {f"{prefix}sampled": 0.1, f"{prefix}sampled_low": 0.05, f"{prefix}sampled_high": 0.15}
+        line |= {f"{prefix}greedy_reward{end}": mean + far for end, far in (("", 0), ("_low", -0.05), ("_high", 0.05))}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    open_page(page, page_of(folder))
+    expect(by_test_id(page, "lead")).to_contain_text("The reward rose.")
+    expect(by_test_id(page, "lead")).to_contain_text("0.6")
+
+
 def test_interval_limits_and_constant_metrics_are_not_drawn(opened: Page):
     drawn = {curve.get_attribute("data-metric") for curve in by_test_id(opened, "curve").all()}
     said = {curve.get_attribute("data-metric") for curve in by_test_id(opened, "undrawn").all()}

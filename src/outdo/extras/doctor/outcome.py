@@ -128,8 +128,11 @@ def reward_rose(run: RunMetrics) -> Iterator[Finding]:
 
 
 def held_out_rose(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the held-out result rose; this is certain if the confidence intervals do not overlap."""
-    for kind, metric in _measured(run):
+    """Report that the held-out result rose; this is certain if the confidence intervals do not overlap.
+
+    Where rewards are more than right or wrong, their mean is reported, too.
+    """
+    for kind, metric in [each for found in _measured(run) for each in (found, *_graded(run, *found))]:
         first, last = _evaluations(run, metric)[0], _evaluations(run, metric)[-1]
         if last[metric] <= first[metric]:
             continue
@@ -149,6 +152,13 @@ def _measured(run: RunMetrics) -> Iterator[tuple[str, str]]:
         metric = headline(f"eval/{kind}", {name for line in run.lines for name in line})
         if len(_evaluations(run, metric)) >= 2:
             yield kind, metric
+
+
+def _graded(run: RunMetrics, kind: str, metric: str) -> list[tuple[str, str]]:
+    """Return the kind and the mean reward of its answers, if that differs from the share of right answers."""
+    reward = f"eval/{kind}_reward"
+    made = _evaluations(run, reward)
+    return [(kind, reward)] if len(made) >= 2 and any(line[reward] != line.get(metric) for line in made) else []
 
 
 def _evaluations(run: RunMetrics, metric: str) -> list[Metrics]:

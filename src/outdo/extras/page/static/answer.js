@@ -68,9 +68,17 @@ function answerOf(metric, ends) {
   return isAccuracy(metric) ? word : (OF_REWARDS[word] ?? word);
 }
 
+/** Return whether rewards are more than right or wrong: then their mean says more than the share of right answers. */
+function isGraded(run, metric) {
+  const accuracy = evaluated(run, metric.replace('_reward', ''));
+  return !accuracy || accuracy.last.value !== evaluated(run, metric).last.value;
+}
+
 /** Return the evaluation that answers: the first one, or, if it is undecided, one that is not. */
 function decisive(run) {
-  const made = evaluationsOf([run]).map(([metric, , answers]) => ({ metric, answers, ends: evaluated(run, metric) }));
+  const made = EVALUATIONS.map(([metric, , answers]) => ({ metric, answers, ends: evaluated(run, metric) })).filter(
+    ({ metric, ends }) => ends && (isAccuracy(metric) || isGraded(run, metric)),
+  );
   return made.find(({ ends }) => verdict(ends) !== UNDECIDED) ?? made[0];
 }
 
