@@ -3,7 +3,7 @@
 import pytest
 from toys import rollout
 
-from outdo.run.metrics.across_questions import across_question_metrics
+from outdo.run.metrics.across_questions import across_question_metrics, distinct_words
 from outdo.types import Group, Prompt
 
 
@@ -36,3 +36,9 @@ def test_repeated_pairs_of_words_are_counted() -> None:
 def test_a_single_question_has_no_others() -> None:
     assert metrics(["a", "a"]).keys() == {"completions/repeated_ratio"}
     assert metrics() == {} == metrics([])
+
+
+def test_different_words_are_counted_in_the_beginnings_of_all_answers() -> None:
+    assert distinct_words(["A cat is a cat", "A dog."]) == 5 / 8  # a, cat, is, dog and the full stop
+    assert distinct_words([" ".join(["the", *["cat"] * 15, *map(str, range(99))])]) == 2 / 16
+    assert distinct_words(["", " "]) is None

@@ -91,6 +91,10 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps(*DRIFTED, (1, {"eval/start_logprob": -5.5})),
         "^the answers leave the language of the starting policy: .* -5.5 nats; of its own answers it had -2.9",
     ),
+    "fewer_words": (
+        steps((1, {"eval/greedy_distinct_words": 0.168}), (9, {}), (1, {"eval/greedy_distinct_words": 0.094})),
+        r"fewer words that differ: 9.4% of the first words of all answers; at the start it was 16.8%",
+    ),
     "identical_answers": (
         steps((6, {"completions/identical_ratio": 0.99, "frac_all_right": 0.4})),
         r"99% of the further answers .* repeat an earlier one.*temperature = 0.3",
@@ -246,6 +250,7 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
         (10, BADLY_FORMATTED), (10, {**BADLY_FORMATTED, "reward": 0.5, "rewards/format/mean": 0.9, "right": 0.3})
     ),
     "left_language": steps(*DRIFTED, (1, {"eval/start_logprob": -3.5})),
+    "fewer_words": steps((1, {"eval/greedy_distinct_words": 0.168}), (1, {"eval/greedy_distinct_words": 0.12})),
     "identical_answers": steps(  # as at the end of the quickstart: the others are neither equal nor all right
         (9, {"completions/identical_ratio": 0.96, "frac_all_right": 0.72, "frac_reward_zero_std": 0.78})
     ),

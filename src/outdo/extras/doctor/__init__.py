@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     hacks.same_whatever_is_asked,
     hacks.gain_without_right,
     hacks.left_language,
+    hacks.fewer_words,
     outcome.memorised,
     tools.no_calls,
     tools.calls_not_read,

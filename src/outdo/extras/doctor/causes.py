@@ -56,6 +56,7 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "empty_answers": BROKEN_POLICY,
     "repeats_itself": ("stopped_reading", *WRONG_STEPS),
     "left_language": (*WRONG_REWARD, "stopped_reading", "repeats_itself", *WRONG_STEPS, "entropy_explosion"),
+    "fewer_words": ("stopped_reading", "repeats_itself", "left_language", *WRONG_STEPS),
     "same_whatever_is_asked": ("stopped_reading", "repeats_itself"),
     "shorter_answers": ("stopped_reading", *BROKEN_POLICY),
     "longer_not_better": BROKEN_POLICY,

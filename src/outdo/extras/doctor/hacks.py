@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from outdo.extras.doctor.reward_parts import reward_parts
 from outdo.extras.doctor.series import Finding, RunMetrics, Span, significant_change
+from outdo.utils.outcome import EVALUATIONS
 
 HACKS = ("watched_reward_fell", "stopped_reading", "repeats_itself", "gain_without_right", "left_language")
 """The rules about what puts a reward that rose in doubt. The text of each begins with what the answers do, and `:`."""
@@ -22,6 +23,8 @@ REPEATED, REPEATED_BEFORE = 0.3, 0.15
 """The share of repeated pairs of words in a run that repeats itself, and the highest one at its start."""
 ALIKE, ALIKE_BEFORE = 0.5, 0.1
 """The same of the share of answers that other questions get too."""
+FEWER_WORDS = 0.67
+"""The share of the different words at the start below which the held-out answers have become poor in words."""
 STRANGE = 1.0
 """Nats per token by which the answers are less likely under the starting policy than its own answers were."""
 FEW_RIGHT = 0.5
@@ -112,6 +115,23 @@ def same_whatever_is_asked(run: RunMetrics) -> Iterator[Finding]:
             f"start it was {_start(run, 'completions/identical_across_ratio'):.0%}.",
             "Unless there are few possible answers, the reward pays without the question: read some of them.",
         )
+
+
+def fewer_words(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the held-out answers have far fewer different words than at the start.
+
+    What the question asks for may be said in few words: it is a note.
+    """
+    for kind in EVALUATIONS:
+        span = run.span(f"eval/{kind}_distinct_words")
+        if len(span.values) > 1 and span.values[-1] < FEWER_WORDS * span.values[0]:
+            yield Span(span.metric, span.steps[-1:], span.values[-1:]).finding(
+                "note",
+                f"the {kind} answers to held-out questions have fewer words that differ: {span.values[-1]:.1%} of the "
+                f"first words of all answers; at the start it was {span.values[0]:.1%}.",
+                "Read some answers: a reward that looks at few words is earned by few words. Let it check more, or "
+                "keep the policy closer to the start with a KL term (train.objective.beta).",
+            )
 
 
 def gain_without_right(run: RunMetrics) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
 from outdo.run.evaluation.held_out_completions import HeldOutCompletion
+from outdo.run.metrics.across_questions import distinct_words
 from outdo.types import FinishReason, Group, Prompt, Rollout
 from outdo.utils.outcome import mcnemar
 from outdo.utils.text import counted
@@ -60,7 +61,8 @@ class Evaluation:
         """Return the numbers of an evaluation of a kind (`outdo.utils.outcome.EVALUATIONS`), as a run keeps them.
 
         `greedy` is the share of right answers where that is defined, `greedy_reward` the mean reward, both with the
-        ends of their 95 % confidence intervals; `greedy_rewards/NAME/mean` is each part, if there are several.
+        ends of their 95 % confidence intervals; `greedy_rewards/NAME/mean` is each part, if there are several, and
+        `greedy_distinct_words` what `distinct_words` returns of the answers.
         """
         numbers: dict[str, float] = {}
         if self.has_verdicts:
@@ -73,7 +75,8 @@ class Evaluation:
         parts = self.reward_parts
         if len(parts) > 1:
             numbers |= {f"{kind}_rewards/{name}/mean": value for name, value in parts.items()}
-        return numbers
+        words = distinct_words(rollout.text for group in self.groups for rollout in group.rollouts)
+        return numbers if words is None else numbers | {f"{kind}_distinct_words": words}
 
     def completions(self, kind: str) -> Iterator[HeldOutCompletion]:
         """Yield every answer as `outdo.run.evaluation.held_out_completions` writes it."""

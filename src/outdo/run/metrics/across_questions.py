@@ -6,13 +6,16 @@ out how to earn a reward without the question.
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
 
 from outdo.types import Group
 
 BEGINNING = 3
 """Words that make the beginning of an answer."""
+
+COUNTED = 16
+"""Words of an answer that `distinct_words` counts: so it compares answers that grow longer or shorter."""
 
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -38,6 +41,12 @@ def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "completions/same_beginning_ratio": _shared(beginnings),
         }
     return metrics
+
+
+def distinct_words(texts: Iterable[str]) -> float | None:
+    """Return the share of different words among the first `COUNTED` words of each text; None if there is no word."""
+    words = [word for text in texts for word in WORD.findall(text.lower())[:COUNTED]]
+    return len(set(words)) / len(words) if words else None
 
 
 def _shared(groups: Sequence[Sequence[Hashable]]) -> float:
