@@ -6,12 +6,13 @@ Each task has three files. The questions of `rows.jsonl` have topics, words or n
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from calculator import NEW_QUESTIONS, QUESTIONS, conversation, question
 from instructions import KINDS, NEW_KINDS
 
 TOPICS = """
@@ -25,7 +26,7 @@ WORDS = """
 """
 NEW_TOPICS = "apple astronaut cat chair lake lighthouse planet road tiger tree"
 NEW_WORDS = "above after beneath blue every golden outside still summer twenty"
-TRAIN, HELD_OUT = 1000, 64
+TRAIN, HELD_OUT, EPISODES = 1000, 64, 300
 
 Row = dict[str, Any]
 
@@ -64,6 +65,12 @@ def sums_in_words(random: Random, numbers: list[int], minus: bool = False) -> Ro
     return {"prompt": f"What is {a} {'-' if minus else '+'} {b}?", "answer": str(a - b if minus else a + b)}
 
 
+def reversed_words(random: Random, words: list[str], count: int = 2) -> Row:
+    """Return words, and the same letters from the last to the first."""
+    text = " ".join(random.sample(words, count))
+    return {"prompt": f'Write "{text}" backwards.', "answer": text[::-1]}
+
+
 def different(make: Callable[[Random], Row], random: Random) -> Iterator[Row]:
     """Yield the rows that `make` returns, each prompt once."""
     seen = set[str]()
@@ -77,6 +84,7 @@ def different(make: Callable[[Random], Row], random: Random) -> Iterator[Row]:
 def tasks() -> dict[str, dict[str, tuple[int, Callable[[Random], Row]]]]:
     """Return the files of each task: how many rows, and what makes one of them."""
     numbers = [*range(10, 100)]
+    words, new_words = [*TOPICS.split(), *WORDS.split()], [*NEW_TOPICS.split(), *NEW_WORDS.split()]
     new_numbers = [number for number in numbers if number % 7 == 3]
     old_numbers = [number for number in numbers if number not in new_numbers]
     return {
@@ -101,6 +109,18 @@ def tasks() -> dict[str, dict[str, tuple[int, Callable[[Random], Row]]]]:
             "rows": (HELD_OUT, lambda random: sums_in_words(random, new_numbers)),
             "kinds": (HELD_OUT, lambda random: sums_in_words(random, new_numbers, minus=True)),
         },
+        "reversed_words": {
+            "sft": (TRAIN, lambda random: reversed_words(random, words)),
+            "train": (TRAIN, lambda random: reversed_words(random, words)),
+            "rows": (HELD_OUT, lambda random: reversed_words(random, new_words)),
+            "kinds": (HELD_OUT, lambda random: reversed_words(random, new_words, count=3)),
+        },
+        "calculator": {
+            "sft": (EPISODES, lambda random: question(random, old_numbers, QUESTIONS)),
+            "train": (TRAIN, lambda random: question(random, old_numbers, QUESTIONS)),
+            "rows": (HELD_OUT, lambda random: question(random, new_numbers, QUESTIONS)),
+            "kinds": (HELD_OUT, lambda random: question(random, new_numbers, NEW_QUESTIONS)),
+        },
     }
 
 
@@ -109,7 +129,9 @@ def main(folder: Path) -> None:
     for task, files in tasks().items():
         (folder / task).mkdir(parents=True, exist_ok=True)
         for name, (count, make) in files.items():
-            rows = islice(different(make, Random(f"{task} {name}")), count)
+            rows: Iterable[Row] = islice(different(make, Random(f"{task} {name}")), count)
+            if (task, name) == ("calculator", "sft"):
+                rows = map(conversation, rows)
             (folder / task / f"{name}.jsonl").write_text(
                 "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
             )

@@ -4,13 +4,19 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from smollm2 import model_folder
+from transformers import AutoTokenizer
 
 from benchmarks.smollm2 import run, trl_run
 from benchmarks.smollm2.plan import RATES, best_rate, planned
+from outdo.extras.episodes.template import Template
+from outdo.extras.episodes.tools import ToolBox
 from outdo.extras.page.bands import read_bands
+from outdo.extras.sft.conversations import encode_conversation
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/smollm2"
@@ -30,7 +36,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("task", ["instructions", "fifty_tokens", "sums_in_words"])
+@pytest.mark.parametrize("task", ["instructions", "fifty_tokens", "sums_in_words", "reversed_words", "calculator"])
 def test_held_out_questions_are_not_trained_on(data: Path, task: str):
     prompts = {
         name: [row["prompt"] for row in rows(data / task / f"{name}.jsonl")] for name in ("train", "rows", "kinds")
@@ -87,6 +93,45 @@ def test_the_reward_of_fifty_tokens_falls_with_the_distance():
     module = runpy.run_path(str(EXAMPLES / "fifty_tokens.py"))
     assert [module["score"]("", range(n)) for n in (50, 40, 75, 100, 120)] == [1.0, 0.8, 0.5, 0.0, 0.0]
     assert [module["within_five"]("", range(n)) for n in (44, 45, 55, 56)] == [False, True, True, False]
+
+
+def test_the_reward_of_reversed_words_is_the_share_of_matching_letters():
+    module = runpy.run_path(str(EXAMPLES / "reversed_words.py"))
+    assert [module["score"](text, "llams lwo") for text in ("llams lwo\n", "xyz", "llams")] == [1.0, 0.0, 10 / 14]
+    assert [module["is_equal"](text, "llams lwo") for text in (" llams lwo", "llams owl")] == [True, False]
+
+
+@pytest.fixture
+def calculator(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / "calculator.py"))
+
+
+@pytest.mark.parametrize("expression", ["2**9", "__import__('os')", "1 / 3", "", "(1", "9*" * 30 + "9"])
+def test_the_calculator_computes_sums_and_products_and_nothing_else(calculator: dict[str, Any], expression: str):
+    assert calculator["calc"]("3 * (4 + 17) - 2") == "61"
+    with pytest.raises((ValueError, SyntaxError)):
+        calculator["calc"](expression)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_conversations_call_the_calculator_as_outdo_reads_it(calculator: dict[str, Any], number: int):
+    row = calculator["question"](Random(number), list(range(10, 100)), calculator["QUESTIONS"])
+    shown = calculator["conversation"](row)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder())
+    tokenizer.chat_template = (EXAMPLES / "tools.jinja").read_text()
+    (schema,) = shown["tools"]
+    assert schema == ToolBox([calculator["calc"]]).schemas[0]
+    template = Template(tokenizer, end_ids=[tokenizer.eos_token_id], tools=[schema])
+    template.check()
+    question, call, result, answer = shown["messages"]
+    ids, learned = encode_conversation(tokenizer, shown["messages"], tools=[schema], end_ids=[tokenizer.eos_token_id])
+    prompt = template.prompt([question])
+    turn = ids[len(prompt) : learned.index(False, len(prompt))]
+    assert ids[: len(prompt)] == prompt
+    assert template.parse(turn, prompt).message["tool_calls"] == call["tool_calls"]
+    after = prompt + turn + template.following(turn, [result])
+    assert tokenizer.decode(ids[len(after) :]) == answer["content"] + "<|im_end|>"
+    assert not any(learned[len(prompt) + len(turn) : len(after)])
 
 
 def test_each_band_can_be_read():
