@@ -136,7 +136,7 @@ def test_the_archives_of_the_gallery_say_nothing_of_the_machine():
 
 @pytest.mark.parametrize(
     ("run", "said"),
-    [("quickstart", "GRPO"), ("ppo", "critic"), ("diverged", "One step moves the policy by"), ("calculator", "tool")],
+    [("instructions", "GRPO"), ("ppo", "critic"), ("diverged", "One step moves the policy by"), ("calculator", "tool")],
 )
 def test_a_page_of_the_gallery_shows_its_tokens_and_what_its_row_promises(
     site: Path, browser: Browser, run: str, said: str
