@@ -20,7 +20,6 @@ from outdo.run.display import Display
 
 RESULTS = Path("docs/results.jsonl")
 FOLDER = Path("runs/smollm2")
-DATA = FOLDER / "data"
 
 
 def results() -> list[dict[str, Any]]:
@@ -37,7 +36,7 @@ def missing(only: str) -> Planned | None:
 
 def line(wanted: Planned, model: Path) -> Result:
     """Make a run; return its line of the results."""
-    folder = FOLDER / wanted.name
+    folder, model = FOLDER / wanted.name, run.start(wanted.task, model, FOLDER)
     made = (run.of_outdo if wanted.library == "outdo" else trl_run.of_trl)(wanted, folder, model)
     found = {
         "name": wanted.name,
@@ -50,8 +49,9 @@ def line(wanted: Planned, model: Path) -> Result:
     if wanted.name.endswith("grpo/0"):
         last = len(made["curve"]["reward"])
         found |= {"answers": {"before": run.answers(folder, 0), "after": run.answers(folder, last)}}
+        found |= {"remembered_before": run.remembered(model)}
     if "/grpo/" in wanted.name and not wanted.name.startswith("tuning/"):
-        found |= {"remembered": run.remembered(folder, wanted.task, DATA)}
+        found |= {"remembered": run.remembered(folder, without=wanted.task)}
     return found
 
 

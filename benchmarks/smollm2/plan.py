@@ -12,6 +12,7 @@ LAST = 10  # a learning rate is judged by the mean reward of so many last steps 
 RATES = (1e-5, 2e-5, 5e-5)
 
 TASKS = ("instructions", "fifty_tokens", "sums_in_words")
+FURTHER_TASKS = ("additions", "spelling", "reversed_words", "calculator")
 METHODS = {
     "grpo": (),
     "dapo": ("train.objective=dapo",),
@@ -19,15 +20,19 @@ METHODS = {
     "target": ("train.objective=target",),
 }
 """All at equal samples: dapo has neither dynamic sampling nor the mask of truncated answers."""
+FURTHER_METHODS = {
+    "dr_grpo": ("train.objective=dr_grpo",),
+    "rloo": ("train.objective=rloo",),
+    "target_essay": ("train.objective=target_essay",),
+}
 LORA = ('train.adapter={name="lora", rank=16, alpha=32}',)
 LORA_RATES = tuple(10 * rate for rate in RATES)
 STOP = 'train.stop={name="first_of", attained=0.9}'
-PASSES = {
-    "grpo": {"passes-4": ("train.passes=4",), "passes-stop": ("train.passes=16", STOP)},
-    "target": {"passes-4": ("train.passes=4",), "passes-stop": ("train.passes=16", STOP)},
-}
+PASSES = {"4": ("train.passes=4",), "stop": ("train.passes=16", STOP)}
 """Further updates on the same answers: four, or until nine tenths of the way to the bounds, or targets, are made."""
-EPSILONS, BETAS, GROUPS = (0.1, 0.2, 0.4), (0.0, 0.04, 0.4), (4, 8, 16)
+PASSES_STEPS = 20  # as many as the first evaluation of the runs with one update on each batch
+BROKEN = ("train.advantage=benchmarks/smollm2/broken.py:next_row",)
+EPSILONS, BETAS, GROUPS, LENGTHS = (0.1, 0.2, 0.4), (0.0, 0.04, 0.4), (4, 8, 16), (12, 24, 48)
 DISTANCE_STEPS = 3  # what decides how far a step goes is asked of the first steps of a run
 
 Result = Mapping[str, Any]
@@ -55,6 +60,7 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
         yield Planned(
             name="instructions/again/0", task="instructions", lr=lr, seed=0
         )  # the bits of instructions/grpo/0
+        yield Planned(name="instructions/broken/0", task="instructions", lr=lr, seed=0, settings=BROKEN)
         for seed in SEEDS:
             yield Planned(name=f"instructions/trl/{seed}", task="instructions", lr=lr, seed=seed, library="trl")
     yield from tuning("lora", LORA, LORA_RATES)
@@ -62,26 +68,50 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
     for method in ("dapo", "gspo", "target"):
         yield from tuning(method, METHODS[method], RATES)
         yield from seeds("instructions", method, results, METHODS[method])
-    for method, kinds in PASSES.items():
-        for name, settings in kinds.items():
-            yield from seeds("instructions", method, results, METHODS[method] + settings, f"{method}-{name}")
+    yield from passes(results)
     if lr := best_rate("grpo", results):
         yield from distances(lr)
+    yield from further(results)
+
+
+def further(results: Sequence[Result]) -> Iterator[Planned]:
+    """Yield what is asked last: other tasks, TRL on another task, other methods."""
+    for task in FURTHER_TASKS:
+        yield from seeds(task, "grpo", results)
+    if lr := best_rate("grpo", results):
+        for seed in SEEDS:
+            yield Planned(name=f"sums_in_words/trl/{seed}", task="sums_in_words", lr=lr, seed=seed, library="trl")
+    for method, settings in FURTHER_METHODS.items():
+        yield from tuning(method, settings, RATES)
+        yield from seeds("instructions", method, results, settings)
+
+
+def passes(results: Sequence[Result]) -> Iterator[Planned]:
+    """Yield short runs of grpo and target with more updates on each batch than one."""
+    for method in ("grpo", "target"):
+        for name, settings in PASSES.items():
+            if lr := best_rate(method, results):
+                chosen = (*METHODS[method], *settings, f"steps={PASSES_STEPS}")
+                yield Planned(name=f"passes/{method}-{name}/0", task="instructions", lr=lr, seed=0, settings=chosen)
 
 
 def distances(lr: float) -> Iterator[Planned]:
-    """Yield short runs of grpo from the same weights that differ in ε, β or G, with one update on each batch and 16."""
+    """Yield short runs of grpo from the same weights, with one update on each batch and with 16.
+
+    They differ in ε, in β, in the size of the groups, or in the longest answer.
+    """
     few = (f"steps={DISTANCE_STEPS}", "data.eval_path=", "eval.every=0", "record.after=all")
     varied = {
         "epsilon": ("train.objective.clip_low={0} train.objective.clip_high={0}", EPSILONS),
         "beta": ("train.objective.beta={0}", BETAS),
         "group": ("train.group_size={0}", GROUPS),
+        "length": ("sampling.max_tokens={0}", LENGTHS),
     }
     for name, (text, values) in varied.items():
-        for passes in (1, 16):
+        for updates in (1, 16):
             for value in values:
-                settings = (*text.format(value).split(), f"train.passes={passes}", *few)
-                label = f"distance/{name}-{value}/{passes}"
+                settings = (*text.format(value).split(), f"train.passes={updates}", *few)
+                label = f"distance/{name}-{value}/{updates}"
                 yield Planned(name=label, task="instructions", lr=lr, seed=TUNING_SEED, settings=settings)
 
 

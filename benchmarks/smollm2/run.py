@@ -6,9 +6,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.smollm2.plan import TASKS, Planned
+from benchmarks.smollm2.plan import Planned
+from outdo.extras.page.bands import read_bands
 from outdo.run.checkpoints.checkpoint import latest, weights_hash
 from outdo.run.folder.run_folder import read_metrics
 
@@ -20,15 +21,40 @@ CURVE = {
     "entropy": "entropy",
     "identical": "completions/identical_ratio",
     "moved": "moved_right_way",
+    "attained": "attained",
+    "overshoot": "overshoot",
+    "clipped": "clip_ratio/region_mean",
+    "updates": "passes/done",
     "kl": "step_kl",
     "seconds": "seconds",
 }
 """The metrics of each step that a line keeps, and under which name."""
 ANSWERS = 20
-REWARDS = {
-    "instructions": f"{EXAMPLES}/instructions.py:score",
-    "fifty_tokens": f"{EXAMPLES}/fifty_tokens.py:score",
-    "sums_in_words": "last_number",
+
+
+FINE_TUNED = {
+    "reversed_words": ("--epochs", "1", "--lr", "5e-5"),
+    "calculator": ("--epochs", "1", "--lr", "2e-5"),
+}
+"""How `outdo sft` makes the models that these tasks start from."""
+
+
+class Asked(NamedTuple):
+    """Questions that every trained model is asked, to see what it has forgotten."""
+
+    data: str
+    reward: str
+    max_tokens: int
+
+
+ROWS = "runs/smollm2/data/{}/rows.jsonl"
+ADDITIONS = "reasoning-gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1&size=100"
+REMEMBERED = {
+    "instructions": Asked(ROWS.format("instructions"), f"{EXAMPLES}/instructions.py:score", 64),
+    "fifty_tokens": Asked(ROWS.format("fifty_tokens"), f"{EXAMPLES}/fifty_tokens.py:score", 96),
+    "sums_in_words": Asked(ROWS.format("sums_in_words"), "last_number", 64),
+    "gsm8k": Asked("examples/gsm8k_100.jsonl", "last_number", 128),
+    "chain_sum": Asked(ADDITIONS, "reasoning_gym", 48),
 }
 INTERRUPTED = (130, 143, -2, -15)
 
@@ -59,6 +85,7 @@ def of_outdo(run: Planned, folder: Path, model: Path) -> dict[str, Any]:
         "after": summary["after"],
         "curve": {name: [rounded(line.get(metric)) for line in metrics] for name, metric in CURVE.items()},
         "evaluations": [evaluation(line) for line in metrics if any(name.startswith("eval/") for name in line)],
+        "bands": bands(run.task, metrics),
         "tokens": sum(line["num_tokens"] for line in metrics),
         "weights": weights_hash(saved.path),
         "versions": {name: environment[name] for name in ("outdo", "torch", "transformers")},
@@ -67,6 +94,23 @@ def of_outdo(run: Planned, folder: Path, model: Path) -> dict[str, Any]:
 
 
 OUTDO = (sys.executable, "-m", "outdo.cli.main")
+
+
+def start(task: str, model: Path, folder: Path) -> Path:
+    """Return the model that a task starts from: `model`, or what `outdo sft` makes of it in `folder`."""
+    if task not in FINE_TUNED:
+        return model
+    tuned = folder / f"{task}-sft"
+    if not tuned.exists():
+        if task == "calculator":
+            with_tools = folder / "with-tools"
+            script = [sys.executable, EXAMPLES / "with_template.py", model, EXAMPLES / "tools.jinja", with_tools]
+            subprocess.run(script, check=True)
+            model = with_tools
+        data = folder / "data" / task / "sft.jsonl"
+        options = ["--data", data, "--out", tuned, "--threads", "2", *FINE_TUNED[task]]
+        subprocess.run([*OUTDO, "sft", model, *options], check=True)
+    return tuned
 
 
 def process(command: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -106,16 +150,28 @@ def processor() -> str:
     return f"{name}, {'AVX-512' if 'avx512f' in text else 'AVX2'}, {os.cpu_count()} cores"
 
 
-def remembered(folder: Path | str, task: str, data: Path) -> dict[str, float]:
-    """Return the mean reward of the greedy answers to the held-out questions of the tasks that were not trained."""
-    found = {}
-    for other in TASKS:
-        if other != task:
-            asked = ["--data", str(data / other / "rows.jsonl"), "--rewards", REWARDS[other], "--max-tokens", "64"]
-            done = subprocess.run([*OUTDO, "eval", str(folder), *asked, "--json"], capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(done.stderr)
-            found[other] = json.loads(done.stdout)["reward"]
+def remembered(model: Path, without: str = "") -> dict[str, float]:
+    """Return the mean reward of a model's greedy answers to the questions of `REMEMBERED`, but for one task."""
+    return {name: greedy_reward(model, asked) for name, asked in REMEMBERED.items() if name != without}
+
+
+def greedy_reward(model: Path, asked: Asked) -> float:
+    """Return the mean reward of a model's greedy answers, by `outdo eval`."""
+    options = ["--data", asked.data, "--rewards", asked.reward, "--max-tokens", str(asked.max_tokens), "--json"]
+    done = subprocess.run([*OUTDO, "eval", str(model), *options], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout)["reward"]
+
+
+def bands(task: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return whether the metrics are within the bands of the task, as `outdo compare --band` finds it."""
+    found = []
+    for band in read_bands(EXAMPLES / f"{task}.band.toml"):
+        value = band.value(metrics)
+        if value is not None:  # the run was long enough
+            ends = {"low": band.low, "high": band.high, "value": rounded(value), "inside": band.holds(value)}
+            found.append({"metric": band.metric, "steps": band.steps, **ends})
     return found
 
 

@@ -4,15 +4,31 @@
 """
 
 import argparse
+import html
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.smollm2.__main__ import results
-from benchmarks.smollm2.plan import LAST, RATES, TASKS, Result
+from benchmarks.smollm2.plan import (
+    FURTHER_METHODS,
+    FURTHER_TASKS,
+    LAST,
+    METHODS,
+    PASSES,
+    PASSES_STEPS,
+    RATES,
+    TASKS,
+    Result,
+    planned,
+)
 
 PAGE = Path("docs/results.md")
+NOT_RUN = "not run yet"
+ALL_TASKS = (*TASKS, *FURTHER_TASKS)
+ALL_METHODS = ("grpo", "lora", *list(METHODS)[1:], *FURTHER_METHODS)
 
 
 def of(runs: Sequence[Result], task: str, method: str) -> list[Result]:
@@ -22,13 +38,15 @@ def of(runs: Sequence[Result], task: str, method: str) -> list[Result]:
 
 def rows(head: str, lines: Sequence[str]) -> str:
     """Return a table of Markdown."""
+    if not lines:
+        return NOT_RUN
     return "\n".join([head, re.sub(r"[^|]+", "---", head), *lines])
 
 
 def learned(runs: Sequence[Result]) -> str:
     """Held-out rewards of each seed, before and after."""
     lines = []
-    for task in TASKS:
+    for task in ALL_TASKS:
         for run in of(runs, task, "grpo"):
             cells = []
             for name in ("rows", "kinds"):
@@ -38,14 +56,32 @@ def learned(runs: Sequence[Result]) -> str:
                 cells += [f"{before[reward]:.3f} → {after[reward]:.3f} ({ends})"]
                 cells += [f"{before[f'{name}/greedy']:.0%} → {after[f'{name}/greedy']:.0%}"]
             gain = run["after"]["rows/greedy_reward_low"] > run["before"]["rows/greedy_reward"]
-            lines.append(f"| `{task}` | {run['seed']} | {' | '.join(cells)} | {'yes' if gain else 'no'} |")
-    return rows("| task | seed | reward, rows | right, rows | reward, kinds | right, kinds | gain |", lines)
+            inside = all(band["inside"] for band in run["bands"])
+            cells += ["yes" if holds else "no" for holds in (gain, inside)]
+            lines.append(f"| `{task}` | {run['seed']} | {' | '.join(cells)} |")
+    return rows(
+        "| task | seed | reward, rows | right, rows | reward, kinds | right, kinds | gain | in the bands |", lines
+    )
+
+
+def bands(runs: Sequence[Result]) -> str:
+    """The bands of `instructions`, and where the runs of outdo, and one with a broken advantage, are."""
+    made = [*of(runs, "instructions", "grpo"), *of(runs, "instructions", "broken")]
+    lines = []
+    for run in made:
+        _, method, seed = run["name"].split("/")
+        cells = (f"{each['value']:.3f}{'' if each['inside'] else ', outside'}" for each in run["bands"])
+        lines.append(f"| `{method}`, seed {seed} | {' | '.join(cells)} |")
+    if not made:
+        return NOT_RUN
+    ends = (f"`{each['metric']}`, {each['steps']}: {each['low']} to {each['high']}" for each in made[0]["bands"])
+    return rows(f"| | {' | '.join(ends)} |", lines)
 
 
 def cost(runs: Sequence[Result]) -> str:
     """What the runs of a task took, and what the record shows of them."""
     lines = []
-    for task in TASKS:
+    for task in ALL_TASKS:
         for run in of(runs, task, "grpo"):
             curve, after, before = run["curve"], run["after"], run["before"]
             lines.append(
@@ -60,25 +96,28 @@ def cost(runs: Sequence[Result]) -> str:
 
 
 def forgotten(runs: Sequence[Result]) -> str:
-    """The greedy rewards on the tasks that a run was not trained on; before training they are those of the runs."""
-    start = {
-        task: of(runs, task, "grpo")[0]["before"]["rows/greedy_reward"] for task in TASKS if of(runs, task, "grpo")
-    }
-    lines = []
-    for task in TASKS:
-        for run in of(runs, task, "grpo"):
-            cells = (f"{run['remembered'][other]:.3f}" if other in run["remembered"] else "" for other in TASKS)
-            lines.append(f"| `{task}`, seed {run['seed']} | {' | '.join(cells)} |")
-    first = f"| before training | {' | '.join(f'{start[task]:.3f}' if task in start else '' for task in TASKS)} |"
-    return rows(f"| trained on | {' | '.join(f'`{task}`' for task in TASKS)} |", [first, *lines])
+    """The greedy rewards of each run on what it was not trained on, and those of the model before training."""
+    made = [run for task in ALL_TASKS for run in of(runs, task, "grpo")]
+    starts = [run["remembered_before"] for run in made if "remembered_before" in run]
+    if not starts:
+        return NOT_RUN
+    names = list(starts[0])
+    lines = [f"| before training | {' | '.join(f'{starts[0][name]:.3f}' for name in names)} |"]
+    for run in made:
+        cells = (f"{run['remembered'][name]:.3f}" if name in run["remembered"] else "" for name in names)
+        lines.append(f"| `{run['task']}`, seed {run['seed']} | {' | '.join(cells)} |")
+    return rows(f"| trained on | {' | '.join(f'`{name}`' for name in names)} |", lines)
 
 
 def methods(runs: Sequence[Result]) -> str:
     """The methods on `instructions`, means over the seeds."""
-    made = {name: of(runs, "instructions", name) for name in ("grpo", "lora", "dapo", "gspo", "target")}
+    made = {name: of(runs, "instructions", name) for name in ALL_METHODS}
     made = {name: each for name, each in made.items() if each}
+    if not made:
+        return NOT_RUN
     start = fmean(fmean(run["curve"]["reward"][:LAST]) for each in made.values() for run in each)
     best = max(max(windows(run)) for each in made.values() for run in each)
+    drifts = drifts_at_equal_reward(made)
     lines = []
     for name, each in made.items():
         reached = [
@@ -90,10 +129,34 @@ def methods(runs: Sequence[Result]) -> str:
             f"| {fmean(fmean(run['curve']['entropy'][-LAST:]) for run in each):.2f} "
             f"| {fmean(fmean(run['curve']['identical'][-LAST:]) for run in each):.1%} "
             f"| {fmean(mean_of(run['curve'], 'moved') for run in each):.0%} "
-            f"| {fmean(run['after']['start_logprob'] for run in each):.2f} | {' | '.join(reached)} |"
+            f"| {fmean(run['after']['start_logprob'] for run in each):.2f} | {drifts[name]:.2f} "
+            f"| {' | '.join(reached)} |"
         )
     head = "| method | lr | reward, rows, of each seed | entropy | identical | moved as intended | under the start |"
-    return rows(f"{head} answers to 50 % | to 80 % |", lines)
+    return rows(f"{head} at equal reward | answers to 50 % | to 80 % |", lines)
+
+
+def drifts_at_equal_reward(made: Mapping[str, Sequence[Result]]) -> dict[str, float]:
+    """Return the mean log-probability of greedy answers under the start, when the held-out reward is half-way.
+
+    Half-way from the start to the lowest of the methods' last rewards; between evaluations both are interpolated.
+    """
+    points = {
+        name: [[run["before"], *run["evaluations"]] for run in each] for name, each in made.items()
+    }  # [seeds, evaluations] of each method
+    start = fmean(run[0]["greedy_reward"] for each in points.values() for run in each)
+    lowest = min(fmean(run[-1]["greedy_reward"] for run in each) for each in points.values())
+    return {name: fmean(drift_at((start + lowest) / 2, run) for run in each) for name, each in points.items()}
+
+
+def drift_at(reward: float, evaluations: Sequence[Result]) -> float:
+    """Return the log-probability under the start at the first reward as high as this; NaN: there is none."""
+    for before, after in pairwise(evaluations):
+        low, high = before["greedy_reward"], after["greedy_reward"]
+        if low < reward <= high:
+            share = (reward - low) / (high - low)
+            return before["start_logprob"] + share * (after["start_logprob"] - before["start_logprob"])
+    return float("nan")
 
 
 def windows(run: Result) -> list[float]:
@@ -112,7 +175,7 @@ def trl(runs: Sequence[Result]) -> str:
     """The mean rewards of each ten steps, lowest and highest of the seeds, of outdo and of TRL."""
     both = {"outdo": of(runs, "instructions", "grpo"), "TRL": of(runs, "instructions", "trl")}
     if not all(both.values()):
-        return "not run yet"
+        return NOT_RUN
     lines = []
     for number in range(len(windows(both["outdo"][0]))):
         ends = {name: [windows(run)[number] for run in each] for name, each in both.items()}
@@ -126,10 +189,73 @@ def trl(runs: Sequence[Result]) -> str:
     return rows("| steps | outdo | TRL | overlap |", lines)
 
 
+def passes(runs: Sequence[Result]) -> str:
+    """One, four, and as many updates on each batch as it takes: means over the first steps, and the held-out reward."""
+    lines = []
+    for method in ("grpo", "target"):
+        once = of(runs, "instructions", method)[:1]
+        for name, made in {"1": once, **{name: of(runs, "passes", f"{method}-{name}") for name in PASSES}}.items():
+            for run in made:
+                at = next(each for each in run["evaluations"] if each["step"] == PASSES_STEPS)
+                shown = (mean_of(run["curve"], name, PASSES_STEPS) for name in ("updates", "attained", "overshoot"))
+                cells = [f"{value:.2f}" for value in shown]
+                cells += [f"{mean_of(run['curve'], 'kl', PASSES_STEPS):.4f}", f"{at['rows/greedy_reward']:.3f}"]
+                lines.append(f"| `{method}` | {name} | {' | '.join(cells)} |")
+    return rows("| method | updates asked | made | attained | overshoot | KL of a step | reward, rows |", lines)
+
+
+def distance(runs: Sequence[Result]) -> str:
+    """How far a step goes when ε, β, the size of the groups or the longest answer differ."""
+    lines = []
+    for run in runs:
+        if run["name"].startswith("distance/"):
+            _, varied, updates = run["name"].split("/")
+            curve = run["curve"]
+            clipped = "" if None in curve["clipped"] else f"{mean_of(curve, 'clipped'):.1%}"
+            lines.append(
+                f"| {varied.replace('-', ' = ')} | {updates} | {mean_of(curve, 'kl'):.2e} "
+                f"| {mean_of(curve, 'attained'):.2f} | {clipped} | `{run['weights'][:8]}` |"
+            )
+    return rows("| | updates | KL of a step | attained | clipped | weights |", lines)
+
+
+def answers(runs: Sequence[Result]) -> str:
+    """The first ten greedy answers of each held-out set, before and after training with seed 0."""
+    parts = []
+    for run in runs:
+        if "answers" in run and not run["name"].startswith("trial/"):
+            before, after = (run["answers"][when] for when in ("before", "after"))
+            lines = [
+                f"| {cell(old['prompt'])} | {cell(old['completion'])} | {old['reward']:.2f} "
+                f"| {cell(new['completion'])} | {new['reward']:.2f} |"
+                for old, new in zip(before, after, strict=True)
+            ]
+            head = "| question | before | reward | after | reward |"
+            parts.append(f"### `{run['task']}`\n\n{rows(head, lines)}")
+    return "\n\n".join(parts) or NOT_RUN
+
+
+def missing(runs: Sequence[Result]) -> str:
+    """The runs of the plan that are not made yet, and the command that makes them."""
+    done = {run["name"] for run in runs}
+    found: dict[str, int] = {}
+    for each in planned(runs):
+        if each.name not in done:
+            beginning = each.name.rpartition("/")[0].partition("-")[0]
+            found[beginning] = found.get(beginning, 0) + 1
+    lines = [f"| {count} | `python -m benchmarks.smollm2 --only {name}` |" for name, count in found.items()]
+    return rows("| runs | command |", lines)
+
+
+def cell(text: str) -> str:
+    """Return a text as it stands in a cell of a table."""
+    return html.escape(text.strip()).replace("|", "\\|").replace("\n", "<br>")
+
+
 def tuning(runs: Sequence[Result]) -> str:
     """The mean reward of the last ten steps at each learning rate."""
     lines = []
-    for method in ("grpo", "lora", "dapo", "gspo", "target"):
+    for method in ALL_METHODS:
         each = of(runs, "tuning", method)
         if len(each) == len(RATES):
             cells = (f"{run['lr']:g}: {fmean(run['curve']['reward'][-LAST:]):.3f}" for run in each)
@@ -137,34 +263,46 @@ def tuning(runs: Sequence[Result]) -> str:
     return rows("| method | smallest rate | middle | largest |", lines)
 
 
-def mean_of(curve: Result, name: str) -> float:
-    return fmean(value for value in curve[name] if value is not None)
+def mean_of(curve: Result, name: str, steps: int | None = None) -> float:
+    """Return the mean of a metric over its first steps, or over all; NaN where no step has it."""
+    found = [value for value in curve.get(name, [])[:steps] if value is not None]
+    return fmean(found) if found else float("nan")
 
 
 TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "learned": learned,
+    "bands": bands,
     "cost": cost,
     "forgotten": forgotten,
     "tuning": tuning,
     "trl": trl,
     "methods": methods,
+    "passes": passes,
+    "distance": distance,
+    "missing": missing,
+    "answers": answers,
 }
+
+
+def filled(text: str, runs: Sequence[Result]) -> str:
+    """Return a page with the tables between the comments that have their names."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        text = pattern.sub(lambda _, b=begin, e=end, t=table: f"{b}\n\n{t(runs)}\n\n{e}", text)
+    return text
 
 
 def main() -> None:
     """Print all tables, or write them into the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm2.tables")
     parser.add_argument("--write", action="store_true", help=f"write them into {PAGE}")
-    write, runs = parser.parse_args().write, results()
-    text = PAGE.read_text()
+    runs = results()
+    if parser.parse_args().write:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), runs), encoding="utf-8")
+        return
     for name, table in TABLES.items():
-        if not write:
-            print(f"{name}\n\n{table(runs)}\n")
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        text = pattern.sub(lambda _, b=begin, e=end, t=table: f"{b}\n{t(runs)}\n{e}", text)
-    if write:
-        PAGE.write_text(text)
+        print(f"{name}\n\n{table(runs)}\n")
 
 
 if __name__ == "__main__":
