@@ -8,10 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from smollm2 import model_folder
 from transformers import AutoTokenizer
 
-from benchmarks.smollm2 import run, trl_run
+from benchmarks.smollm2 import run, trl_run, trl_step
 from benchmarks.smollm2.plan import RATES, best_rate, planned
 from outdo.extras.episodes.template import Template
 from outdo.extras.episodes.tools import ToolBox
@@ -171,3 +172,18 @@ def test_of_a_step_of_trl_that_was_made_twice_the_last_entry_counts(tmp_path: Pa
     found = trl_run.line_of(tmp_path / "log")
     assert found["curve"]["seconds"] == [10, 11]
     assert (found["curve"]["reward"], found["tokens"]) == ([0.25, 0.5], 20)
+
+
+def test_the_rows_of_trl_become_groups_and_are_found_again():
+    batch = {
+        "prompt_ids": torch.tensor([[0, 5], [6, 7], [0, 5]]),
+        "prompt_mask": torch.tensor([[0, 1], [1, 1], [0, 1]]),
+        "completion_ids": torch.tensor([[8, 0], [8, 9], [9, 9]]),
+        "completion_mask": torch.tensor([[1, 0], [1, 1], [1, 1]]),
+    }
+    prompts, completions = (trl_step.unpadded(batch, name) for name in ("prompt", "completion"))
+    assert (prompts, completions) == ([[5], [6, 7], [5]], [[8], [8, 9], [9, 9]])
+    groups, order = trl_step.groups_of(prompts, completions, {(8,): 1.0, (8, 9): 0.5, (9, 9): 0.0})
+    assert order == [0, 2, 1]
+    assert [group.prompt.token_ids for group in groups] == [(5,), (6, 7)]
+    assert [[each.reward for each in group.rollouts] for group in groups] == [[1.0, 0.0], [0.5]]
