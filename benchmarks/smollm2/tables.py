@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.smollm2 import kinds
 from benchmarks.smollm2.__main__ import results
 from benchmarks.smollm2.plan import (
     FURTHER_METHODS,
@@ -76,6 +77,14 @@ def bands(runs: Sequence[Result]) -> str:
         return NOT_RUN
     ends = (f"`{each['metric']}`, {each['steps']}: {each['low']} to {each['high']}" for each in made[0]["bands"])
     return rows(f"| | {' | '.join(ends)} |", lines)
+
+
+def followed(runs: Sequence[Result]) -> str:
+    """Which kinds of instructions are followed before and after training with seed 0."""
+    if not of(runs, "instructions", "grpo"):
+        return NOT_RUN
+    lines = [f"| `{kind}` | {' | '.join(map(str, counts))} |" for kind, *counts in kinds.table()]
+    return rows("| kind | rows: asked | before | after | kinds: asked | before | after |", lines)
 
 
 def cost(runs: Sequence[Result]) -> str:
@@ -271,6 +280,7 @@ def mean_of(curve: Result, name: str, steps: int | None = None) -> float:
 
 TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "learned": learned,
+    "followed": followed,
     "bands": bands,
     "cost": cost,
     "forgotten": forgotten,

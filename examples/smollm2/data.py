@@ -124,12 +124,20 @@ def tasks() -> dict[str, dict[str, tuple[int, Callable[[Random], Row]]]]:
     }
 
 
+def written(task: str) -> dict[str, dict[str, Row]]:
+    """Return the rows of each file of a task, by their prompts."""
+    made = {
+        name: islice(different(make, Random(f"{task} {name}")), count) for name, (count, make) in tasks()[task].items()
+    }
+    return {name: {row["prompt"]: row for row in rows} for name, rows in made.items()}
+
+
 def main(folder: Path) -> None:
     """Write all files."""
-    for task, files in tasks().items():
+    for task in tasks():
         (folder / task).mkdir(parents=True, exist_ok=True)
-        for name, (count, make) in files.items():
-            rows: Iterable[Row] = islice(different(make, Random(f"{task} {name}")), count)
+        for name, made in written(task).items():
+            rows: Iterable[Row] = made.values()
             if (task, name) == ("calculator", "sft"):
                 rows = map(conversation, rows)
             (folder / task / f"{name}.jsonl").write_text(

@@ -132,10 +132,17 @@ NEW_KINDS = ("last_word", "question", "twice")
 """They occur in no question of `train.jsonl`, only in `kinds.jsonl`."""
 
 
+def followed(completion: str, topic: str, instructions: list[list[Any]]) -> list[bool]:
+    """Return whether an answer follows each instruction, and whether it names the topic; a short one does nothing."""
+    words = words_of(completion)
+    if len(words) < FEWEST_WORDS:
+        return [False] * (len(instructions) + 1)
+    return [KINDS[name].holds(completion, value) for name, value in instructions] + [
+        topic in words or f"{topic}s" in words
+    ]
+
+
 def score(completion: str, topic: str, instructions: list[list[Any]]) -> float:
     """Return the share of the instructions that an answer follows; the topic is one of them."""
-    if len(words_of(completion)) < FEWEST_WORDS:
-        return 0.0
-    followed = [KINDS[name].holds(completion, value) for name, value in instructions]
-    followed.append(not {topic, f"{topic}s"}.isdisjoint(words_of(completion)))
-    return sum(followed) / len(followed)
+    found = followed(completion, topic, instructions)
+    return sum(found) / len(found)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.smollm2 import broken, curves, run, tables
+from benchmarks.smollm2 import broken, curves, kinds, run, tables
 from benchmarks.smollm2.__main__ import results
 from benchmarks.smollm2.plan import RATES
 from outdo.algorithms.advantages import group_standardised
@@ -118,3 +118,10 @@ def test_every_line_of_the_results_is_of_a_known_form():
     for line in results():
         assert {"name", "lr", "seed", "settings", "curve", "cpu_seconds", "peak_bytes", "processor"} <= line.keys()
         assert json.loads(json.dumps(line)) == line
+
+
+def test_every_question_of_the_archive_is_counted_by_its_kinds():
+    counts = kinds.counted()
+    assert {name: counts["asked"][name, "topic"] for name in kinds.SETS} == {"rows": 64, "kinds": 64}
+    assert all(counts[when][key] <= asked for when in kinds.WHEN for key, asked in counts["asked"].items())
+    assert counts["after"]["rows", "contains"] > counts["before"]["rows", "contains"]
