@@ -3,11 +3,11 @@
     python -m benchmarks.smollm2.trl_step
 
 TRL samples 4 groups of 8 answers to `instructions` and makes a step of gradient descent with the learning rate 1, so
-that the weights before it minus those after it are the gradient. outdo makes the same step with the same answers.
+that the weights before it minus those after it are the gradient. outdo makes the same step with the same answers: with
+its own advantages, and with those of TRL, so that what is left is the difference of all that follows.
 """
 
 import gc
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,16 +102,16 @@ def unpadded(batch: dict[str, Any], name: str) -> Rows:
     return [ids[mask].tolist() for ids, mask in rows]
 
 
-def of_outdo(model: Path, groups: Sequence[Group]) -> Compared:
-    """Return outdo's numbers."""
+def of_outdo(model: Path, groups: Sequence[Group], given: Tensor | None = None) -> Compared:
+    """Return outdo's numbers, with its own advantages or with `given` ones [B]."""
     settings = outdo.OptimiserSettings(lr=1.0, algorithm=sgd, clip_norm=NO_CLIPPING)
     policy = outdo.Policy.load(model, device="cpu", optimiser=settings)
     before = copied(policy.model)
     objective = outdo.grpo(beta=0.0)
-    batch = objective.prepare(outdo.per_token(outdo.group_standardised)(Batch.from_groups(groups)))
-    assert batch.advantages is not None
+    batch = Batch.from_groups(groups)
+    advantages = outdo.group_standardised(batch.rewards, batch.group) if given is None else given
+    batch = objective.prepare(batch.with_(advantages=advantages[:, None] * batch.loss_mask))
     update = policy.update(batch, objective)
-    advantages = (batch.advantages * batch.loss_mask).sum(1) / batch.loss_mask.sum(1)
     return Compared(advantages, update.metrics["loss"], moved(before, policy.model))
 
 
@@ -146,6 +146,13 @@ def norm(weights: dict[str, Tensor]) -> float:
     return float(sum(weight.double().square().sum() for weight in weights.values()) ** 0.5)
 
 
+def report(name: str, ours: Compared, theirs: Compared) -> None:
+    """Print how far the numbers of outdo are from those of TRL."""
+    difference = {name: ours.gradient[name] - theirs.gradient[name] for name in ours.gradient}
+    print(f"{name}: loss {ours.loss:.3e}, gradient of norm {norm(ours.gradient):.6f}; ", end="")
+    print(f"the difference from TRL's gradient has the norm {norm(difference):.1e}")
+
+
 def main() -> None:
     """Print the differences."""
     model = converted(model_file(Display()))
@@ -153,15 +160,17 @@ def main() -> None:
         theirs, prompts, completions, rewards = of_trl(model, Path(folder))
     gc.collect()
     groups, order = groups_of(prompts, completions, rewards)
-    ours = of_outdo(model, groups)
-    difference = {name: ours.gradient[name] - theirs.gradient[name] for name in ours.gradient}
-    apart = (ours.advantages - theirs.advantages[order]).abs().max()
-    print(f"{len(order)} answers, {sum(map(len, completions))} tokens; {len(difference)} tensors of weights")
-    print(f"advantages: at most {apart:.1e} apart, of at most {ours.advantages.abs().max():.2f}")
-    print(f"loss: {ours.loss:.3e} by outdo, {theirs.loss:.3e} by TRL")
-    print(f"gradient: norm {norm(ours.gradient):.6f} by outdo, {norm(theirs.gradient):.6f} by TRL; ", end="")
-    print(f"the difference has the norm {norm(difference):.1e}")
+    theirs = theirs._replace(advantages=theirs.advantages[order])
+    own = of_outdo(model, groups)
+    apart = (own.advantages - theirs.advantages).abs()
+    equal = own.advantages == 0
+    print(f"{len(order)} answers, {sum(map(len, completions))} tokens, in {len(groups)} groups")
+    print(f"advantages: at most {apart.max():.1e} apart, of at most {own.advantages.abs().max():.2f}; ", end="")
+    print(f"where outdo has 0, TRL has at most {theirs.advantages[equal].abs().max():.1e}")
+    print(f"TRL: loss {theirs.loss:.3e}, gradient of norm {norm(theirs.gradient):.6f}")
+    report("outdo", own, theirs)
+    report("outdo with TRL's advantages", of_outdo(model, groups, theirs.advantages), theirs)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
