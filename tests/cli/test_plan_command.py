@@ -32,6 +32,16 @@ def test_a_plan_loads_nothing_heavy_and_names_the_best_layout_first():
     assert found["error"]["median"] <= 0.2
 
 
+def test_the_built_in_engine_waits_for_the_host_and_vllm_does_not():
+    """Steps captured as graphs are faster; only layouts in which the built-in engine samples have them."""
+    seconds = {option["kind"]: option["seconds"] for option in planned(*QUICK)["options"]}
+    assert seconds["replicas"]["step_with_graphs"] < seconds["replicas"]["step"]
+    assert seconds["apart"]["step_with_graphs"] is None
+    slower = {option["kind"]: option["seconds"] for option in planned(*QUICK, "--card", "launch=5")["options"]}
+    assert slower["replicas"]["sampling"] > 2 * seconds["replicas"]["sampling"]
+    assert slower["apart"] == seconds["apart"]
+
+
 def test_a_plan_in_words_has_memory_seconds_cost_binding_and_assumptions(tmp_path):
     said = outdo_(tmp_path, "plan", *QUICK)
     for part in ("tokens a day", "what binds: ", "Seconds of a step", "GiB on each device", "Assumed", "Error", "$"):
@@ -42,7 +52,7 @@ def test_a_recipe_and_a_model_folder_are_planned(tmp_path):
     home = write_home(tmp_path)
     said = outdo_(home, "plan", "recipe.toml", "--gpus", "2xA100", "--answer-tokens", "6")
     assert "a run of 30 steps takes" in said
-    assert "outdo trains like this: cluster.replicas=2" in said
+    assert "cluster.replicas=2" in said
     assert re.search(r"prompts: \d+ tokens on average; prompts of \d+ to \d+ tokens \(12 of 12 questions\)", flat(said))
     given = outdo_(home, "plan", "recipe.toml", "--gpus", "2xA100", "--answer-tokens", "6", "--prompt-tokens", "9")
     assert "tokens on average" not in flat(given)

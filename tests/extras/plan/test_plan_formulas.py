@@ -43,6 +43,15 @@ def test_a_decoding_step_reads_weights_and_cache_or_computes():
     assert many == pytest.approx(4000 * 2 * 7.616e9 / 989e12 + timing.DECODE_HOST)
 
 
+def test_a_decoding_step_is_as_slow_as_the_host_starts_it():
+    """28 layers of 0.885 ms, unless the device needs longer: at a fourth of its roofline it is four times as slow."""
+    reached = timing.Fractions(training=1.0, decode=0.25, update=1.0, launch=0.885e-3)
+    assert reached.decoding(0.006, 28) == pytest.approx(28 * 0.885e-3)
+    assert reached.decoding(0.007, 28) == pytest.approx(0.028)
+    both = reached.decoding(np.array([0.006, 0.007]), 28)
+    assert both == pytest.approx([28 * 0.885e-3, 0.028])
+
+
 def test_training_takes_three_forward_passes_and_four_with_checkpointing():
     lengths = np.full(16, 1000.0)
     flops = 16 * 1000 * (2 * 7.616e9 + 4 * 28 * 28 * 128 * 500)

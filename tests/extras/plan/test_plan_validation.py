@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from outdo.extras.plan import validation
+from outdo.extras.plan.hardware import SHARES
 
 pytestmark = pytest.mark.release
 
@@ -36,11 +37,18 @@ def test_each_constant_is_fitted_on_one_number_and_on_no_other(results):
     """At most two constants for each software; the number that one is fitted on is met, and counts in no error."""
     for software in validation.published()["software"]:
         assert 1 <= len(software["fitted_on"]) <= 2
-        assert set(software["fitted_on"]) <= {"training", "decode", "update"}
+        assert set(software["fitted_on"]) <= {"training", "decode", "launch", "update"}
     fitted = [result for result in results if result.fitted]
     assert len(fitted) == sum(len(each["fitted_on"]) for each in validation.published()["software"])
     for result in fitted:
         assert result.predicted == pytest.approx(result.published, rel=0.005), result
+
+
+def test_what_an_engine_reaches_by_default_is_what_was_fitted_on_its_nearest_relative():
+    fitted = {software["name"]: software for software in validation.published()["software"]}
+    assert SHARES["decode"] == fitted["vLLM, decoding"]["decode"]
+    assert SHARES["captured"] == fitted["transformers, continuous batching"]["decode"]
+    assert SHARES["launch"] == fitted["transformers, generate"]["launch"]
 
 
 def test_constants_are_what_a_fit_finds():

@@ -3,6 +3,7 @@
 from outdo.extras.plan import memory, timing
 from outdo.extras.plan.hardware import Card
 from outdo.extras.plan.layout import StepTime
+from outdo.extras.plan.problem import IN_PLACE
 from outdo.extras.plan.shapes import BFLOAT16, Shape
 from outdo.extras.plan.workload import Workload
 
@@ -58,6 +59,8 @@ def _sampling(found: StepTime, shape: Shape, card: Card, work: Workload) -> str:
     latency = 2 * shape.layers * timing.HOP["machine" if width <= card.machine else "network"] if width > 1 else 0.0
     seconds["the latency between the devices of an engine"] = latency
     largest = max(seconds, key=lambda name: seconds[name])
+    if found.layout.kind in IN_PLACE and card.launch * shape.layers > sum(seconds.values()) / card.captured:
+        return "sampling: the device waits for the host, which starts the kernels; CUDA graphs or vLLM make it faster"
     return (
         f"sampling: {largest}, with {found.running:,.0f} answers on an engine of {width}; more engines make it faster"
     )

@@ -23,17 +23,22 @@ UNITS = {
     "host": 2**30,
     "training": 1,
     "decode": 1,
+    "captured": 1,
+    "launch": 1e-3,
     "update": 1,
 }
-"""The numbers of a card, and what one unit of hardware.toml is in FLOP/s, bytes, bytes/s, devices and dollars. The last
-three are the shares of a roofline that software reaches: see timing.Fractions."""
+"""The numbers of a card, and what one unit of hardware.toml is in FLOP/s, bytes, bytes/s, devices, dollars and seconds.
+The last five are what software reaches: see `ENGINES` and timing.Fractions."""
 
 MAIN_MEMORY = {"pcie": 32, "host": 64}
 """The bus to main memory (PCIe 4), and GiB of it for each card, where neither table nor arguments tell."""
 
-SHARES = {"training": 0.33, "decode": 0.5, "update": 0.4}
-"""Where hardware.toml has no other: training on one H100 in prime-rl, decoding in NeMo-RL, updates of 235 billion
-weights in verl, each as fitted in published.toml."""
+SHARES = {"training": 0.33, "decode": 0.475, "captured": 0.268, "launch": 0.885, "update": 0.4}
+"""Where hardware.toml has no other, each as fitted in published.toml: training on one H100 in prime-rl, updates of 235
+billion weights in verl, and one number for each engine. `decode`: vLLM on an H100, of the roofline. The built-in engine
+has never run on a GPU, and takes the numbers of its nearest relatives. `captured`: of the roofline, with steps captured
+as CUDA graphs, as continuous batching of transformers reaches. `launch`: milliseconds in which the host starts the
+kernels of one layer, without graphs, as in `generate` of transformers."""
 
 LIMIT = 100_000
 """Devices of the largest cluster that is accepted."""
@@ -55,6 +60,8 @@ class Card:
     host: float = MAIN_MEMORY["host"] * UNITS["host"]  # bytes of main memory for each device
     training: float = SHARES["training"]
     decode: float = SHARES["decode"]
+    captured: float = SHARES["captured"]
+    launch: float = SHARES["launch"] * UNITS["launch"]  # seconds
     update: float = SHARES["update"]
 
     def reach(self, devices: int) -> float:

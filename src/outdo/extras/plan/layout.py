@@ -146,7 +146,7 @@ def _paced(
         cached=cached,
         weight_bytes=layout.weight_bytes * (1 + work.draft),
     )
-    return step / (fractions.decode * work.tokens_per_forward)
+    return fractions.decoding(step, shape.layers) / work.tokens_per_forward
 
 
 def _update(shape: Shape, card: Card, work: Workload, layout: ParallelLayout, fractions: Fractions) -> float:

@@ -32,9 +32,11 @@ class Problem:
     reference: bool
     rewards: Sequence[RewardSize] = ()
 
-    @property
-    def fractions(self) -> Fractions:
+    def fractions(self, layout: ParallelLayout) -> Fractions:
+        """Return what the software of a layout reaches: the built-in engine in place, and else vLLM."""
         card = self.cluster.card
+        if layout.kind in IN_PLACE:
+            return Fractions(training=card.training, decode=card.captured, update=card.update, launch=card.launch)
         return Fractions(training=card.training, decode=card.decode, update=card.update)
 
     @property

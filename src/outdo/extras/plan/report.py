@@ -11,12 +11,12 @@ from outdo.extras.plan import simulation, timing
 from outdo.extras.plan.binding import binds
 from outdo.extras.plan.layout import ParallelLayout, StepTime
 from outdo.extras.plan.problem import IN_PLACE, Problem
-from outdo.extras.plan.search import Option, Plan, settings_of
+from outdo.extras.plan.search import Option, Plan, captured, settings_of
 from outdo.extras.plan.validation import Result, accepted, errors
 from outdo.run.check import cost
 from outdo.utils.text import counted
 
-QUANTITIES = {"tokens": "tokens/s", "memory": "GiB"}
+QUANTITIES = {"tokens": "tokens/s", "decode": "tokens/s", "memory": "GiB"}
 
 
 def described(layout: ParallelLayout) -> str:
@@ -52,7 +52,7 @@ def as_dict(plan: Plan, problem: Problem, assumed: Sequence[str], stale: Mapping
 
 def _option(option: Option, problem: Problem) -> dict[str, Any]:
     found, layout = option.prediction, option.prediction.layout
-    day = _dollars_a_day(problem)
+    day, graphs = _dollars_a_day(problem), captured(problem, layout)
     return {
         "layout": described(layout),
         "kind": layout.kind,
@@ -72,6 +72,7 @@ def _option(option: Option, problem: Problem) -> dict[str, Any]:
             "training": found.training,
             "update": found.update,
             "host": found.host,
+            "step_with_graphs": graphs and graphs.step,
             "trainers_idle": found.trainer_idle,
             "samplers_idle": found.engine_idle,
         },
@@ -216,13 +217,14 @@ def assumptions(plan: Plan, problem: Problem) -> list[str]:
     return [
         *_of_main_memory(plan, problem),
         *_of_rewards(problem),
+        *_of_builtin(plan, problem),
         f"answers: log-normal, spread {lengths.spread:g}, cut at {lengths.limit:,} tokens, which "
         f"{lengths.cut:.1%} of them reach",
         f"{card.name}: {card.peak / 1e12:,.0f} TFLOP/s in bf16, {card.bandwidth / 1e12:.3g} TB/s, "
         f"{card.memory / 2**30:,.0f} GiB, {card.link / 1e9:,.0f} GB/s to {card.machine} devices of a machine, "
         f"{card.network / 1e9:,.0f} GB/s beyond",
-        f"software reaches {card.training:.0%} of the peak in training, {card.decode:.0%} of the roofline in decoding, "
-        f"{card.update:.0%} of the bandwidth in weight updates (--card training=... decode=... update=...)",
+        f"software reaches {card.training:.0%} of the peak in training, {card.decode:.0%} of the roofline in decoding "
+        f"with vLLM, {card.update:.0%} of the bandwidth in weight updates (--card training=... decode=... update=...)",
         f"rewards, batches and metrics take {timing.STEP_HOST:g} s of a step; the slowest of n machines takes "
         f"1 + {timing.SKEW:g} √(2 log n) times as long as the usual one",
         f"a failure every {simulation.DEVICE_HOURS:,.0f} hours of a training device; a restart takes "
@@ -230,6 +232,21 @@ def assumptions(plan: Plan, problem: Problem) -> list[str]:
         "cost nothing",
         "engines fail, and come back, without loss",
     ]
+
+
+def _of_builtin(plan: Plan, problem: Problem) -> list[str]:
+    """Return what is assumed of the built-in engine, if a layout samples by it, and what CUDA graphs may change."""
+    card = problem.cluster.card
+    for found in (option.prediction for option in plan.options):
+        if graphs := captured(problem, found.layout):
+            return [
+                "the built-in engine has not been timed on a GPU: it takes what transformers takes, "
+                f"{card.launch * 1e3:.3g} ms of the host for the kernels of a layer, and the device at most "
+                f"{card.captured:.0%} of its roofline (--card launch=... captured=...)",
+                f"with decoding steps captured as CUDA graphs, a step of {described(found.layout)} would take "
+                f"{graphs.step:,.1f} instead of {found.step:,.1f} s",
+            ]
+    return []
 
 
 def _of_main_memory(plan: Plan, problem: Problem) -> list[str]:

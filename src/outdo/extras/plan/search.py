@@ -114,9 +114,17 @@ def at_staleness(problem: Problem, layout: ParallelLayout, staleness: float) -> 
     return _predicted(problem, replace(layout, staleness=staleness))
 
 
+def captured(problem: Problem, layout: ParallelLayout) -> StepTime | None:
+    """Return the prediction for a layout whose built-in engine captures its decoding steps; None for other engines."""
+    if layout.kind not in IN_PLACE:
+        return None
+    cluster = replace(problem.cluster, card=replace(problem.cluster.card, launch=0.0))
+    return _predicted(replace(problem, cluster=cluster), layout)
+
+
 def _predicted(problem: Problem, layout: ParallelLayout, followed: int = ENGINES) -> StepTime:
     work = problem.work_of(layout)
-    return predict(problem.shape, problem.cluster, work, layout, problem.fractions, followed=followed)
+    return predict(problem.shape, problem.cluster, work, layout, problem.fractions(layout), followed=followed)
 
 
 def _most_promising(problem: Problem, layouts: Sequence[ParallelLayout]) -> list[ParallelLayout]:

@@ -45,6 +45,11 @@ class Fractions:
     training: float  # of the peak FLOP/s
     decode: float  # of the roofline of decoding
     update: float  # of the bandwidth over which weights are sent
+    launch: float = 0.0  # seconds in which the host starts the kernels of a layer for one decoding step
+
+    def decoding(self, roofline: Any, layers: int) -> Any:
+        """Return the seconds of a decoding step: at the share of its roofline, or as slowly as the host starts it."""
+        return _longer(roofline / self.decode, self.launch * layers)
 
 
 def decode_step(
@@ -58,8 +63,11 @@ def decode_step(
     read = weight_bytes * shape.touched(running) / width + cached * shape.cache_bytes / min(width, shape.kv_heads)
     flops = running * 2 * shape.active / width
     hop = HOP["machine" if width <= card.machine else "network"] if width > 1 else 0.0
-    maximum = np.maximum if isinstance(running, np.ndarray) else max  # ten times as fast for numbers
-    return maximum(read / card.bandwidth, flops / card.peak) + 2 * shape.layers * hop + DECODE_HOST
+    return _longer(read / card.bandwidth, flops / card.peak) + 2 * shape.layers * hop + DECODE_HOST
+
+
+def _longer(first: Any, second: Any) -> Any:
+    return np.maximum(first, second) if isinstance(first, np.ndarray) else max(first, second)  # ten times as fast
 
 
 def prefill(shape: Shape, card: Card, work: Workload, devices: int) -> float:

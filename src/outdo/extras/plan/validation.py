@@ -14,7 +14,7 @@ from typing import Any
 
 from outdo.config.recipe import Recipe
 from outdo.extras.plan import memory, timing
-from outdo.extras.plan.hardware import SHARES, Card, Cluster, card_named
+from outdo.extras.plan.hardware import SHARES, UNITS, Card, Cluster, card_named
 from outdo.extras.plan.layout import ParallelLayout, predict
 from outdo.extras.plan.lengths import SPREAD, Lengths
 from outdo.extras.plan.shapes import BFLOAT16, Shape, known_shapes
@@ -90,8 +90,11 @@ def _predicted(software: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str,
     """Return the predictions for a row by quantity."""
     card = card_named(row.get("card", software["card"]))
     shape = known_shapes()[row["work"]["model"]]
-    fractions = Fractions(**{name: software.get(name, usual) for name, usual in SHARES.items()})
+    shares = {name: software.get(name, SHARES[name]) for name in ("training", "decode", "update")}
+    fractions = Fractions(**shares, launch=software.get("launch", 0.0) * UNITS["launch"])
     kind = row["layout"]["kind"]
+    if kind == "decode":
+        return {"decode": _decoding(shape, card, row, fractions)}
     if kind == "update":
         return {"update": _update(shape, card, row, fractions)}
     work = _work(row["work"])
@@ -108,6 +111,13 @@ def _work(row: Mapping[str, Any]) -> Workload:
     lengths = Lengths(row["mean"], row["limit"], row.get("spread", SPREAD))
     others = {renamed.get(key, key): row[key] for key in row if key not in ("model", "mean", "limit", "spread")}
     return Workload(lengths=lengths, **others)
+
+
+def _decoding(shape: Shape, card: Card, row: Mapping[str, Any], fractions: Fractions) -> float:
+    """Return the tokens a second of an engine on which so many answers run, with their tokens in its cache."""
+    work, width = row["work"], row["layout"]["width"]
+    step = timing.decode_step(shape, card, width=width, running=work["running"], cached=work["cached"])
+    return work["running"] / fractions.decoding(step, shape.layers)
 
 
 def _update(shape: Shape, card: Card, row: Mapping[str, Any], fractions: Fractions) -> float:
