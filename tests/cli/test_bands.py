@@ -43,6 +43,14 @@ def test_a_run_within_its_bands_and_runs_outside_of_them(outdo, tmp_path: Path):
     assert [each["values"] for each in found["bands"]] == [[0.7, 0.49, 0.6], [0.5, 0.375, None]]
 
 
+def test_step_0_is_the_evaluation_before_the_first_step(outdo, tmp_path: Path):
+    (tmp_path / "band.toml").write_text('["eval/greedy"]\n0 = [0.1, 0.2]')
+    run = write_run(tmp_path / "run", 0.5, [0.5])
+    for before, said in (({"greedy": 0.15}, "outside: 0"), ({"greedy": 0.5}, "0.5 outside"), ([0.15], "missing")):
+        (run / "summary.json").write_text(json.dumps({"before": before}))
+        assert said in outdo("compare", run, "--band", tmp_path / "band.toml").out
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,6 +1,7 @@
 """Bands: the ranges in which the metrics of a run have to be, from a TOML or YAML file, for `outdo compare --band`.
 
 ["eval/rows/greedy_reward"]
+0 = [0.10, 0.25]                 # before the first step
 60 = [0.55, 0.75]                # after step 60
 [reward]
 51-60 = [0.50, 0.70]             # the mean of steps 51 to 60

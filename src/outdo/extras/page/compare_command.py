@@ -67,7 +67,7 @@ def _check(runs: Sequence[Path], at_least: int) -> None:
 
 def _are_within(runs: Sequence[Path], bands: Sequence[Band], console: Console, as_json: bool) -> bool:
     """Print the values of each band's metric; return whether all are inside."""
-    columns = {str(run): read_metrics(run / "metrics.jsonl", report=print_warning) for run in runs}
+    columns = {str(run): _metrics_from_step_0(run) for run in runs}
     values = [{run: band.value(metrics) for run, metrics in columns.items()} for band in bands]
     outside = sum(not band.holds(value) for band, each in zip(bands, values, strict=True) for value in each.values())
     if as_json:
@@ -81,6 +81,11 @@ def _are_within(runs: Sequence[Path], bands: Sequence[Band], console: Console, a
     console.print(table)
     print_line(console, f"outside: {outside} of {counted(len(bands) * len(columns), 'value')}")
     return not outside
+
+
+def _metrics_from_step_0(run: Path) -> list[Mapping[str, Any]]:
+    lines = read_metrics(run / "metrics.jsonl", report=print_warning)
+    return run_files.with_initial_evaluation(lines, run_files.table(run, "summary.json", print_warning))
 
 
 def _judged(band: Band, value: float | None) -> str:

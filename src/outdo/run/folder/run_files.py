@@ -149,8 +149,10 @@ def with_initial_evaluation(
     metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
     """Add the evaluation before the first step, which is only in `summary.json`, to the metrics as step 0."""
-    before = {f"eval/{name}": value for name, value in summary.get("before", {}).items()}
-    return [{"step": 0, **before}, *metrics] if before else [*metrics]
+    before = summary.get("before")
+    if not before or not isinstance(before, Mapping):
+        return [*metrics]
+    return [{"step": 0, **{f"eval/{name}": value for name, value in before.items()}}, *metrics]
 
 
 def _skip_line(file: BinaryIO) -> bool:
