@@ -12,7 +12,7 @@ LAST = 10  # a learning rate is judged by the mean reward of so many last steps 
 RATES = (1e-5, 2e-5, 5e-5)
 
 TASKS = ("instructions", "fifty_tokens", "sums_in_words")
-FURTHER_TASKS = ("additions", "spelling", "reversed_words", "calculator")
+FURTHER_TASKS = ("additions", "products", "reversed_words", "calculator")
 METHODS = {
     "grpo": (),
     "dapo": ("train.objective=dapo",),
