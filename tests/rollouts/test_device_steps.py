@@ -5,21 +5,19 @@ must not wait for the host.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from string import ascii_letters
 from typing import Any
 
 import pytest
 import torch
 from engine_cases import begun, fresh, next_turn, requests
-from pretended_cuda import OnCuda, move, pretended_cuda
+from pretended_cuda import Graphs, move, pretended_cuda
 
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin import device_steps
 from outdo.rollouts.engines.builtin import engine as builtin
-from outdo.rollouts.engines.builtin.device_steps import DeviceSteps
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.probe import WAYS, SamplingChoice
 from outdo.rollouts.engines.limits import HOST_READS_EVERY
@@ -30,35 +28,6 @@ from outdo.utils.errors import NonFiniteWeightsError
 
 BLOCK = 16
 CAPTURED = SamplingChoice(WAYS[0])
-
-
-@dataclass
-class Graphs:
-    """Captures steps, and refuses to run one again whose tensors are others, or which waits for the host."""
-
-    waits: Counter[str]
-    captured: list[int] = field(default_factory=list)  # the rows of each
-    replays: int = 0
-
-    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        steps: DeviceSteps = step.__self__
-        addresses = self.addresses(steps)
-        self.captured.append(len(steps.tokens))
-
-        def replay() -> None:
-            assert self.addresses(steps) == addresses
-            before = Counter(self.waits)
-            step()
-            assert self.waits == before
-            self.replays += 1
-
-        return replay
-
-    def addresses(self, steps: DeviceSteps) -> list[int]:
-        """Where the tensors are that a step reads and writes, and that are not its own."""
-        own = [steps.tokens, steps.at, steps.number, steps.numbers, steps.sampled, steps.logprobs]
-        cached = [block for stores in steps.cache.calls for store in stores for block in store]
-        return [each.numbers.data_ptr() for each in (*own, *cached) if isinstance(each, OnCuda)]
 
 
 @contextmanager
