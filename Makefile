@@ -16,6 +16,7 @@ LOWEST   := .venv-lowest
 NEWEST   := .venv-newest
 TORCH    ?= locked
 EXTRAS   := dev,docs,math,hub,yaml,plot,inspect,agents,search,mcp,8bit,int8,adapters,gguf,wandb,tensorboard,mlflow,ray,peers
+GPU_EXTRAS := gguf,adapters,8bit,int8
 LOWEST_EXTRAS := math,yaml,plot,inspect,agents,search,adapters,8bit
 LOWEST_TESTS  := test_light_start.py test_loop.py cli/test_gsm8k_recipe.py config/test_examples.py data/test_questions.py \
                  models/test_adapter.py models/test_optimiser.py rewards/test_matchers.py
@@ -28,7 +29,7 @@ QUICK_TESTS := algorithms config data test_loop.py test_shape_checks.py types ro
 LOCKED   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 INSTALL  := $(LOCKED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test quick check test-release test-long test-lowest test-newest lock mutants mutate bench vllm docs release clean
+.PHONY: quickstart test quick gpu check test-release test-long test-lowest test-newest lock mutants mutate bench vllm docs release clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -43,6 +44,10 @@ quick: $(VENV)/.installed-for-tests
 
 bench: $(VENV)/.installed-for-tests
 	$(BIN)/python -m benchmarks.suite $(ARGS)
+
+# What outdo computes on a GPU, beside what a processor does; `make gpu ARGS="--device cpu"` is a rehearsal: docs/gpu.md.
+gpu: $(VENV)/.installed-for-gpu
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 test-release: $(VENV)/.installed-for-tests
 	$(BIN)/python -m pytest -q -m "release and not long" -n 2 --dist loadscope
@@ -102,6 +107,10 @@ $(VENV)/.created:
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Installing outdo and torch into $(VENV): some minutes the first time."
 	$(INSTALL) -e ".[gguf]"
+	@touch $@
+
+$(VENV)/.installed-for-gpu: $(VENV)/.installed
+	$(INSTALL) -e ".[$(GPU_EXTRAS)]"
 	@touch $@
 
 $(VENV)/.installed-for-tests: $(VENV)/.installed
