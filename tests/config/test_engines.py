@@ -13,6 +13,7 @@ from outdo.utils.errors import UserError
 NEEDED = ["model=m", "data.path=x.jsonl"]
 TWO = '{name = "builtin", processes = 2}'
 PYTHON = '{name = "vllm", python = "bin/python"}'
+SLEEPS = '{name = "vllm", python = "bin/python", sleep = true}'
 
 
 def vllm(**options: object) -> Piece:
@@ -46,6 +47,9 @@ def test_the_engine_is_built_in_unless_the_recipe_names_another():
             'engine.place: expected "ray", or no place for processes',
         ),
         (vllm(python="p", folder="f"), "engine.folder: has an effect only with engine.url"),
+        (vllm(url="http://h", sleep=True), "engine.sleep: has an effect only with engine.python"),
+        (vllm(python="p", sleep=2), "engine.sleep: expected true or false, found 2"),
+        (vllm(python="p", enable_sleep_mode=True), "engine.enable_sleep_mode: outdo sets it itself: `engine.sleep`"),
         (vllm(), "vllm needs either python"),
         (vllm(python="p", url="http://h"), "set only one of them"),
         (vllm(python=3), "engine.python: expected text, found 3"),
@@ -62,6 +66,8 @@ def test_a_mistake_in_the_engine_is_one_sentence(piece: Piece, mistake: str):
     ("engine", "override", "mistake"),
     [
         (PYTHON, "sampling.top_p=0.9", "sampling.top_p = 0.9: vLLM reports log-probabilities after this filter"),
+        (SLEEPS, "train.max_staleness=1", "engine.sleep: vLLM samples while the policy trains, because"),
+        (SLEEPS, "device=cpu", "engine.sleep: vLLM sleeps on GPUs only"),
         (TWO, "weights=nf4", "engine.processes: processes cannot share quantised weights"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import struct
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from outdo.config.file import load
 from outdo.models.inspect_folder import inspect_folder
 from outdo.run.check import cost, step_memory
+from outdo.run.check.estimate import Sample, estimate
 from outdo.run.check.preflight import Machine, Rendered, check
 from outdo.run.check.report import show
 from outdo.run.check.sequence_lengths import bound
@@ -224,6 +226,40 @@ def test_an_engine_in_another_process_samples_in_memory_of_its_own(model, data, 
     parts = cost.memory(facts, recipe(model, data, f"engine={engine}"), reference=False)
     assert not [name for name in parts if name.endswith("while sampling")]
     assert cost.peak(parts) == sum(parts.values())
+
+
+BESIDE = '{name = "vllm", python = "python", sleep = true, gpu_memory_utilization = 0.25}'
+
+
+@pytest.mark.parametrize("rewards", [False, True])
+def test_an_engine_that_sleeps_has_memory_of_the_device_while_it_is_awake(model, data, rewards):
+    classifier = CONFIG | {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "good"}}
+    shutil.copytree(model, scorer := model.with_name("scorer"))
+    (scorer / "config.json").write_text(json.dumps(classifier))
+    scored = [f'rewards=[{{name = "reward_model", path = "{scorer}"}}]'] if rewards else []
+
+    def memory(engine):
+        run = recipe(model, data, "device=cuda", f"engine={engine}", *scored)
+        sample, machine = Sample(tokens={}, of=40, longest=9), Machine((), memory=2**40)
+        return estimate(run, inspect_folder(model), sample, machine).memory
+
+    alone, beside = memory(BESIDE.replace("true", "false")), memory(BESIDE)
+    phases = ["while sampling", "while rewarding"][: 1 + rewards]
+    lent = {f"memory lent to the engine {when}": 2**38 - cost.ASLEEP for when in phases}
+    assert beside == alone | {cost.ENGINE: cost.ASLEEP} | lent
+    kept = sum(size for name, size in alone.items() if not name.endswith("while training"))
+    assert cost.peak(beside) == kept + 2**38
+    assert (
+        cost.peak({name: size for name, size in beside.items() if name not in lent}) == cost.peak(alone) + cost.ASLEEP
+    )
+    assert ("reward models" in alone) == rewards
+
+
+def test_an_engine_that_does_not_fit_beside_the_trainer_is_a_warning_that_names_its_share(model, data):
+    run = recipe(model, data, "device=cuda", f"engine={BESIDE}")
+    found = estimate(run, inspect_folder(model), Sample(tokens={}, of=40, longest=9), Machine((), memory=2**20))
+    assert "as does a smaller engine.gpu_memory_utilization" in " ".join(found.warnings)
+    assert not any("memory of its own" in note for note in check(run).notes)
 
 
 def test_a_server_that_cannot_get_the_weights_and_a_missing_interpreter_are_mistakes(model, data, tmp_path):

@@ -35,11 +35,13 @@ class EngineCheck:
     """What is wrong with an engine of a recipe. Each function yields a sentence for each mistake; none imports torch.
 
     `options` reads the options alone, `recipe` the other settings, and `machine` what is installed on this machine.
+    `borrowed_share` returns the share of the trainer's device that the engine takes while it samples, and gives back.
     """
 
     options: Callable[[Mapping[str, Any]], Iterator[str]]
     recipe: Callable[[Recipe], Iterator[str]] = _no_mistakes
     machine: Callable[[Mapping[str, Any]], Iterator[str]] = _no_mistakes
+    borrowed_share: Callable[[Mapping[str, Any]], float] = lambda options: 0.0
 
 
 def check_engine(recipe: Recipe) -> Iterator[str]:
@@ -83,6 +85,11 @@ def reward_place_mistakes(recipe: Recipe) -> list[str]:
 def is_placed(recipe: Recipe) -> bool:
     """Return whether Ray places the engine or a reward of a recipe."""
     return recipe.engine.options.get("place") == RAY or any(reward.place == RAY for reward in recipe.rewards)
+
+
+def borrowed_share(piece: Piece) -> float:
+    """Return the share of the trainer's device that an engine takes while it samples, and gives back after it."""
+    return _check_of(piece).borrowed_share(piece.options)
 
 
 def is_remote(piece: Piece) -> bool:

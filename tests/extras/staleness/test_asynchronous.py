@@ -317,6 +317,7 @@ def test_a_curriculum_has_the_levels_that_it_had_and_goes_on_with_them(lag: int)
             return groups
 
         if lag == 0:
+            sample.engine = None
             return InTurn(sample, questions, fresh())
         return sampling_ahead(sample, lag=lag, questions=questions)
 

@@ -137,6 +137,22 @@ def test_each_of_five_deliveries_of_all_weights_is_proved(whole):
         assert engine.proof.last < 3e-5
 
 
+@pytest.mark.parametrize("kind", ["whole", "adapted"])
+def test_vllm_that_sleeps_wakes_in_the_order_that_it_wants_and_has_the_new_weights(request, kind):
+    """On a CPU it releases no memory, but counts what sleeps, and answers nothing until all of it is awake."""
+    policy, engine, _ = request.getfixturevalue(kind)
+    engine.engine.server.sleeps = True
+    try:
+        for _ in range(3):
+            assert engine.sleep()
+            engine.update_weights(moved(policy))
+            assert engine.proof.last < 3e-5
+            assert {each.policy_version for each in engine.generate(requests(), SAMPLING)} == {policy.version}
+    finally:
+        engine.engine.server.sleeps = False
+    assert engine.restarts == 0
+
+
 @pytest.mark.parametrize("fault", ["no load", "tied head", "wrong tensor", "prefix cache"])
 def test_a_stale_delivery_of_all_weights_is_stopped(whole, fault):
     policy, engine, faults = whole

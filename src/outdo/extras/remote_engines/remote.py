@@ -6,12 +6,14 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Protocol, TypeVar
 
+import torch
+
 from outdo.extras.remote_engines.first_replica import on_first_replica
 from outdo.extras.remote_engines.proof import Proof
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
-from outdo.rollouts.engines.capabilities import end_episodes, notes_of, returns_experts
+from outdo.rollouts.engines.capabilities import Sleeps, end_episodes, notes_of, returns_experts
 from outdo.rollouts.engines.copies import whole_policy
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -67,6 +69,7 @@ class RemoteEngine:
         self._delivered: int | None = None
         self._is_lost = False
         self._is_closed = False
+        self._is_asleep = False
 
     @property
     def version(self) -> int:
@@ -101,6 +104,13 @@ class RemoteEngine:
     def end_episodes(self, episodes: Sequence[Stream]) -> None:
         """Tell the engine that these episodes have ended."""
         self._ask(lambda: end_episodes(self.engine, episodes))
+
+    def sleep(self) -> bool:
+        """Let the engine sleep, if it can: then the next `update_weights` delivers and proves the weights anew."""
+        self._is_asleep = isinstance(self.engine, Sleeps) and self._ask(self.engine.sleep)
+        if self._is_asleep:
+            self._delivered = None
+        return self._is_asleep
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.engine.decode(token_ids)
@@ -149,6 +159,9 @@ class RemoteEngine:
         assert self._policy is not None
         if self._delivered is None:  # a restart may have delivered them just now
             began = perf_counter()
+            if self._is_asleep:
+                torch.cuda.empty_cache()  # the engine's memory may be among what the trainer keeps for its next tensors
+                self._is_asleep = False
             with self._policy.forward.gathered():
                 self._version = None
                 whole = self._whole(self._policy)

@@ -15,7 +15,7 @@ from outdo.config.names import BUILTIN_ENGINE
 from outdo.config.recipe import Recipe
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.imports import Signature, signature_of
-from outdo.utils.options import POSITIVE, TEXT, Check, is_url, option_mistakes
+from outdo.utils.options import BOOLEAN, POSITIVE, TEXT, Check, is_url, option_mistakes
 
 NAME = "vllm"
 ENGINE_ARGUMENTS = "engine/arg_utils.py:EngineArgs"
@@ -28,6 +28,7 @@ OWN_OPTIONS: Mapping[str, Check] = {
     "folder": TEXT,
     "timeout": POSITIVE,
     "dtype": TEXT,
+    "sleep": BOOLEAN,
     **OF_COPIES,
 }
 """The options of the engine that are not vLLM's own."""
@@ -39,8 +40,12 @@ SET_BY_OUTDO = {
     "max_logprobs": "one log-probability of each token is needed",
     "enable_lora": "`train.adapter`",
     "tokenizer": "the tokenizer of the model",
+    "enable_sleep_mode": "`engine.sleep`",
 }
 """Options of vLLM that a recipe cannot set, and what decides them."""
+
+GPU_SHARE = 0.92
+"""The share of a GPU that vLLM takes unless `gpu_memory_utilization` says otherwise, in version 0.32."""
 
 LOCATION = "import importlib.util as u; s = u.find_spec('vllm'); print(s.origin if s else '')"
 ANSWER = 120.0
@@ -59,10 +64,20 @@ def options_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     yield from option_mistakes("engine", NAME, options, takes, checks=OWN_OPTIONS, given=SET_BY_OUTDO)
     if "folder" in options and "url" not in options:
         yield "engine.folder: has an effect only with engine.url: a process of this machine shares its memory"
+    if "sleep" in options and "python" not in options:
+        yield "engine.sleep: has an effect only with engine.python: a server elsewhere has memory of its own"
 
 
 def recipe_mistakes(recipe: Recipe) -> Iterator[str]:
-    """Yield the settings of the sampling with which vLLM does not report what training needs."""
+    """Yield the settings with which vLLM does not report what training needs, or cannot sleep."""
+    if recipe.engine.options.get("sleep"):
+        if recipe.train.max_staleness:
+            yield (
+                f"engine.sleep: vLLM samples while the policy trains, because train.max_staleness = "
+                f"{recipe.train.max_staleness}; leave one of them out"
+            )
+        if recipe.device == "cpu":
+            yield 'engine.sleep: vLLM sleeps on GPUs only, and device = "cpu"'
     sampling = recipe.sampling
     filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
     for name, is_set in filters.items():
@@ -90,7 +105,17 @@ def machine_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     yield from option_mistakes("engine", NAME, others, takes)
 
 
-CHECK = EngineCheck(options=options_mistakes, recipe=recipe_mistakes, machine=machine_mistakes)
+def borrowed_share(options: Mapping[str, Any]) -> float:
+    """Return the share of the trainer's device that vLLM takes to sample, and gives back; 0 unless it sleeps."""
+    return float(options.get("gpu_memory_utilization", GPU_SHARE)) if options.get("sleep") else 0.0
+
+
+CHECK = EngineCheck(
+    options=options_mistakes,
+    recipe=recipe_mistakes,
+    machine=machine_mistakes,
+    borrowed_share=borrowed_share,
+)
 
 
 @cache

@@ -67,16 +67,18 @@ def vllm(
     served_model: str | None = None,
     folder: str | None = None,
     timeout: float = TIMEOUT,
+    sleep: bool = False,
     **options: Any,
 ) -> RestartableEngine:
     """Return an engine that samples by vLLM; it has no weights before the first `update_weights`.
 
     With `python`, the interpreter of an environment that has vLLM, it is a process of its own, and `options` are those
-    of `vllm.LLM`. With `url` it is a server that runs already; `served_model` is the name of the model there, and
-    `folder` one that it shares with the trainer, for adapters.
+    of `vllm.LLM`; with `sleep` the trainer has its memory between two samplings. With `url` it is a server that runs
+    already; `served_model` is the name of the model there, and `folder` one that it shares with the trainer, for
+    adapters.
     """
     if python is not None:
-        server: Server = ProcessServer(str(Path(python).expanduser()), options, timeout=timeout)
+        server: Server = ProcessServer(str(Path(python).expanduser()), options, timeout=timeout, sleeps=sleep)
     else:
         assert url is not None
         shared = None if folder is None else Path(folder).expanduser()
@@ -146,6 +148,10 @@ class VllmEngine:
         response = self.server.score([list(sequence) for sequence in sequences])
         with _reading("scores"):
             return [[float(each) for each in scores] for scores in response["scores"]]
+
+    def sleep(self) -> bool:
+        """Release the memory until the next `update_weights`, if the options say so; return whether it did."""
+        return isinstance(self.server, ProcessServer) and self.server.sleep()
 
     def health(self) -> None:
         """Raise `EngineError` unless the server answers."""

@@ -35,7 +35,7 @@ from outdo.utils.text import escape_control
 from outdo.utils.watchdog import Watchdog
 
 SERVER = Path(__file__).with_name("server.py")
-PROTOCOL = 1
+PROTOCOL = 2
 HEARTBEAT = bytes(NONCE_BYTES)
 LOADING = 1800.0
 """Seconds that an interpreter may take to start, and that loading a model or new weights may take."""
@@ -65,13 +65,23 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class ProcessServer:
     """A process with its own interpreter that runs vLLM, and the folder through which it gets weights.
 
-    `timeout` is how long it may be silent, or work without progress, in seconds. `options` are those of vLLM.
+    `timeout` is how long it may be silent, or work without progress, in seconds. `options` are those of vLLM. With
+    `sleeps` the trainer may have its memory between two samplings.
     """
 
-    def __init__(self, python: str, options: Mapping[str, Any], *, timeout: float, server: str | Path = SERVER) -> None:
+    def __init__(
+        self,
+        python: str,
+        options: Mapping[str, Any],
+        *,
+        timeout: float,
+        sleeps: bool = False,
+        server: str | Path = SERVER,
+    ) -> None:
         self.command = [python, "-I", str(server)]  # neither folders nor variables of outdo's Python reach it
         self.options = dict(options)
         self.timeout = timeout
+        self.sleeps = sleeps
         self.child: Child | None = None
         self.log = deque[int](maxlen=LOG_BYTES)
         self.folder: WeightsFolder | None = None
@@ -112,7 +122,15 @@ class ProcessServer:
             options["max_model_len"] = policy.context
         if policy.forward.device.type == "cpu":
             options["enforce_eager"] = True  # compiling takes longer than it saves in small models
+        if self.sleeps:
+            options["enable_sleep_mode"] = True
         self.start_process({**options, **self.options})
+
+    def sleep(self) -> bool:
+        """Release the memory until the next update, if it may; return whether it did."""
+        if self.sleeps:
+            self._request("sleep", loads=True)
+        return self.sleeps
 
     def generate(self, requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         """Sample an answer to each request."""

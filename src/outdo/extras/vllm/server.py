@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The number of the protocol: the trainer and this script have to have the same."""
 HEADER = struct.Struct("!Q16s")
 HEARTBEAT = bytes(16)
@@ -81,6 +81,7 @@ class LLMServer:
         self.progress = 0  # steps of the engine
         self.version: int | None = None
         self.adapter: Any = None
+        self.asleep = False
         self.llm: Any = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +89,7 @@ class LLMServer:
         operations = {
             "start": self.start,
             "update": self.update,
+            "sleep": self.sleep,
             "generate": self.generate,
             "score": self.score,
             "health": dict,
@@ -105,11 +107,19 @@ class LLMServer:
         return {"vllm": vllm.__version__}
 
     def update(self, version: int, folder: str, is_adapter: bool) -> dict[str, Any]:
-        """Use the weights in `folder` from now on: an adapter, or those of the whole model."""
+        """Use the weights in `folder` from now on: an adapter, or those of the whole model.
+
+        An engine that sleeps gets back the memory of its weights, then the weights, then the memory of its cache.
+        """
+        if self.asleep:
+            self.llm.wake_up(tags=["weights"])
         if is_adapter:
             self._load_adapter(version, folder)
         else:
             self.llm.collective_rpc(load_weights, args=(folder,))
+        if self.asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self.asleep = False
         if not self.llm.reset_prefix_cache():
             raise FailureError("the prefix cache was not reset, because requests still run")
         self.version = version
@@ -130,6 +140,16 @@ class LLMServer:
         if not self.llm.llm_engine.add_lora(adapter):
             raise FailureError(f"vLLM did not load the adapter in {folder}")
         self.adapter = adapter
+
+    def sleep(self) -> dict[str, Any]:
+        """Release the memory of weights and cache until the next update.
+
+        The base of an adapter is kept in main memory (level 1). All other weights are dropped (level 2), because the
+        next update brings them.
+        """
+        self.llm.sleep(level=2 if self.adapter is None else 1)
+        self.asleep = True
+        return {}
 
     def generate(self, requests: list[dict[str, Any]], sampling: dict[str, Any]) -> dict[str, Any]:
         """Sample one answer to each request."""
@@ -164,6 +184,8 @@ class LLMServer:
 
     def _run(self, prompts: Sequence[list[int]], params: Sequence[Any]) -> list[Any]:
         """Run requests to their end; return their outputs in order."""
+        if self.asleep:
+            raise FailureError("the engine sleeps, and has no weights until the next update")
         engine = self.llm.llm_engine
         for index, (token_ids, each) in enumerate(zip(prompts, params, strict=True)):
             engine.add_request(str(index), {"prompt_token_ids": token_ids}, each, lora_request=self.adapter)

@@ -40,6 +40,21 @@ def metrics_of(engine: Engine) -> dict[str, float]:
 
 
 @runtime_checkable
+class Sleeps(Protocol):
+    """What an engine has besides if the trainer may have its memory between two samplings."""
+
+    def sleep(self) -> bool:
+        """Release the memory until the next `update_weights`, if it may; return whether it did."""
+        ...
+
+
+def let_sleep(engine: Engine) -> None:
+    """Let an engine sleep, if it can."""
+    if isinstance(engine, Sleeps):
+        engine.sleep()
+
+
+@runtime_checkable
 class KeepsEpisodes(Protocol):
     """What an engine has besides if it keeps what it has read of an episode (`Request.episode`) for its next turn."""
 

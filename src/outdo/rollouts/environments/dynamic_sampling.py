@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outdo.rewards.types import FailureCount
-from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.types import Group, Prompt, Sampled
 
@@ -43,6 +43,11 @@ class DynamicSampling:
         self.sampler = sampler
         self.prompts = prompts
         self.rounds = rounds
+
+    @property
+    def engine(self) -> Engine:
+        """What samples."""
+        return self.sampler.engine
 
     def __call__(self, policy: PolicyView, questions: Sequence[Prompt], *, step: int) -> Sampled:
         """Return at most one group per question, all of them informative; possibly none.

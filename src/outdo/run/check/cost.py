@@ -38,6 +38,11 @@ LIBRARIES = "Python and its libraries"
 LIBRARY_BYTES = 640 * 2**20
 """Memory of a run whose model is next to nothing (`benchmarks/real_memory.py`): torch, transformers and others."""
 
+ENGINE = "engine beside the trainer"
+ASLEEP = 774 * 2**20
+"""What an engine keeps of the trainer's device while it sleeps, measured with vLLM on one GPU
+(github.com/NVIDIA-NeMo/RL/issues/223); on two GPUs it was 2.4 GiB and more."""
+
 GATHERED_LAYERS = 3
 """Layers of a divided model that a replica holds at one time, beside the weights outside of layers, in training: one
 that computes, the next one, and the copy of one that is sent. As many gradients exist."""
@@ -152,7 +157,7 @@ def memory(
     With several replicas it is the device of one of them, which holds a part of the models with `cluster.shard`.
 
     Sampling and the backward pass alternate, so that the cache and the activations never exist at the same time. What
-    an engine in another process takes is not part of it.
+    an engine in another process takes is not part of it (but see `lent`).
     """
     lengths = lengths or bound(recipe)
     permanent = {}
@@ -265,6 +270,14 @@ def share_in_layers(facts: ModelFacts) -> float:
 def bytes_of_layers(size: float, in_layers: float, share: float) -> int:
     """Return the bytes of a `share` of the layers of a model of so many bytes, and of all that is outside of layers."""
     return round(size * (1 - in_layers + in_layers * min(1.0, share)))
+
+
+def lent(share: float, memory: int | None, phases: Collection[str]) -> dict[str, int]:
+    """Return the bytes of a device with so much `memory` of which an engine has a `share` in these phases."""
+    if not share or memory is None:
+        return {}
+    awake = max(0, round(share * memory) - ASLEEP)
+    return {ENGINE: ASLEEP} | {f"memory lent to the engine {when}": awake for when in phases}
 
 
 def peak(parts: Mapping[str, int]) -> int:

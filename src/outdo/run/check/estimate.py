@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outdo.config.engines import borrowed_share
 from outdo.config.names import QUANTISED
 from outdo.config.options import needs_reference
 from outdo.config.recipe import Recipe
@@ -106,6 +107,7 @@ def _too_little_memory(memory: Mapping[str, int], machine: Machine) -> Iterator[
             f"memory: the run takes about {needed / 2**30:.1f} GiB at the peak, and the machine has "
             f"{machine.memory / 2**30:.1f} GiB; a smaller model, optim.algorithm = adafactor, or fewer train.prompts, "
             "train.group_size and sampling.max_tokens take less"
+            + (", as does a smaller engine.gpu_memory_utilization" if cost.ENGINE in memory else "")
         )
 
 
@@ -120,8 +122,11 @@ def _memory(
     if facts is None:
         return {}, {}
 
+    awake = ("while sampling", "while rewarding") if rewards else ("while sampling",)
+    lent = cost.lent(borrowed_share(recipe.engine), machine.memory, awake)
+
     def complete(parts: Mapping[str, int]) -> dict[str, int]:
-        return cost.with_fitting_copy(with_rewards(parts, rewards), machine.free)
+        return cost.with_fitting_copy(with_rewards(parts, rewards) | lent, machine.free)
 
     reference, critic = _has_reference(recipe), recipe.critic is not None and recipe.critic.name == "model"
     alternatives = cost.alternatives(

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outdo.config.attention import divided_heads
-from outdo.config.engines import is_remote, machine_mistakes, reward_place_mistakes
+from outdo.config.engines import (
+    borrowed_share,
+    is_remote,
+    machine_mistakes,
+    reward_place_mistakes,
+)
 from outdo.config.names import QUANTISED
 from outdo.config.options import describe_method
 from outdo.config.packages import missing_clients, package_faults
@@ -287,7 +292,7 @@ def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 
 
 def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    if is_remote(recipe.engine):
+    if is_remote(recipe.engine) and not borrowed_share(recipe.engine):
         yield f"engine: {recipe.engine.name} has memory of its own, which the estimate leaves out"
     if recipe.cluster.world_size > 1:
         yield f"memory: that of each of the {recipe.cluster.world_size} replicas"
