@@ -1,5 +1,6 @@
 """The search over layouts: what fits is found, what does not is named, and more of anything is never worse."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,14 +10,18 @@ from hypothesis import strategies as st
 
 from outdo.config.recipe import Recipe
 from outdo.extras.plan.hardware import cluster_named
+from outdo.extras.plan.memory import ENGINE_SHARE
 from outdo.extras.plan.problem import Problem
 from outdo.extras.plan.reward_models import planned_rewards, reward_work
 from outdo.extras.plan.search import Option, plan, settings_of
 from outdo.extras.plan.shapes import known_shapes
 from outdo.extras.plan.workload import workload_of
+from outdo.run.check import cost
 from outdo.utils.errors import UserError
 
 pytestmark = pytest.mark.release
+
+CARD = cluster_named("1xH100", ()).card
 
 
 def problem(
@@ -64,13 +69,32 @@ def test_one_trainer_and_one_engine_are_compared_and_the_plan_names_their_settin
     options = plan(problem("2xH100", "qwen2.5-0.5b"), staleness=2).options
     (apart,) = [each.prediction.layout for each in options if each.prediction.layout.kind == "apart"]
     assert (apart.trainers, apart.samplers) == (1, 1)
-    settings_ = {each.prediction.layout.kind: settings_of(each.prediction.layout) for each in options}
+    settings_ = {each.prediction.layout.kind: settings_of(each.prediction.layout, CARD) for each in options}
     assert settings_ == {
         "replicas": "cluster.replicas=2",
         "sharded": "cluster.replicas=2 cluster.shard=true",
         "together": None,
         "apart": """engine='{name = "vllm", python = "..."}' train.max_staleness=2""",
     }
+
+
+def test_on_one_device_an_engine_may_sleep_while_the_policy_trains():
+    """Awake it has its weights and its cache beside what the trainer keeps; asleep only a little of the device."""
+    found = options(problem("1xH100", "qwen2.5-0.5b"))["together"]
+    layout, parts = found.prediction.layout, found.trainer
+    kept = {name: size for name, size in parts.items() if not name.endswith(cost.PHASES)}
+    assert parts[cost.ENGINE] == cost.ASLEEP
+    assert layout.taken == sum(kept.values())
+    assert parts["weights of the engine while sampling"] == 2 * 494_000_000
+    assert {name for name in parts if name.endswith("while training")} == {
+        "activations while training",
+        "a chunk of logits while training",
+    }
+    share = math.floor(100 * (ENGINE_SHARE - layout.taken / CARD.memory)) / 100
+    assert settings_of(layout, CARD) == (
+        f"""engine='{{name = "vllm", python = "...", sleep = true, gpu_memory_utilization = {share:g}}}'"""
+    )
+    assert found.prediction.update == pytest.approx(4 * 0.494)
 
 
 IN_MAIN_MEMORY = "cluster.replicas=2 cluster.shard='{offload = true}'"
@@ -80,7 +104,7 @@ def test_parts_in_main_memory_are_proposed_where_they_are_what_makes_a_model_fit
     """16 bytes of 14.77e9 weights do not fit two devices; layers, activations and whole weights to sample do."""
     asked = problem("2xH100", "qwen2.5-14b")
     found = options(asked)["sharded"]
-    assert settings_of(found.prediction.layout) == IN_MAIN_MEMORY
+    assert settings_of(found.prediction.layout, CARD) == IN_MAIN_MEMORY
     assert found.main_memory == {
         "weights": 4 * 14_770_000_000,
         "gradients": 4 * 14_770_000_000,
@@ -98,7 +122,7 @@ def test_shared_sequences_are_proposed_where_activations_are_what_does_not_fit()
     asked = problem("8xH100", gradient_checkpointing=False)
     found = options(asked)["sharded"]
     settings_ = "cluster.replicas=8 cluster.shard=true attention='{name = \"ulysses\", replicas = 4}'"
-    assert settings_of(found.prediction.layout) == settings_
+    assert settings_of(found.prediction.layout, CARD) == settings_
     assert found.trainer["activations while training"] == 2 * 28 * 30 * 4096 * 3584
     said = "replicas that divide their models: only if 4 share each sequence; otherwise "
     assert any(each.startswith(said) for each in plan(asked, staleness=0).refused)
@@ -120,7 +144,7 @@ def test_the_base_of_an_adapter_is_divided_and_the_adapter_is_whole():
     asked = problem("4xH100", "qwen2.5-14b", adapter="lora")
     found, share = options(asked, staleness=1), asked.work.adapter
     sharded = found["sharded"]
-    assert settings_of(sharded.prediction.layout) == "cluster.replicas=4 cluster.shard=true"
+    assert settings_of(sharded.prediction.layout, CARD) == "cluster.replicas=4 cluster.shard=true"
     assert sharded.trainer["frozen weights"] == 2 * 14_770_000_000 // 4
     assert sharded.trainer["gradients"] == 4 * round(share * 14.77e9)
     assert sharded.trainer["weights of the engine while sampling"] == 2 * 14_770_000_000

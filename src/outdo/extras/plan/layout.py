@@ -13,6 +13,7 @@ from outdo.extras.plan.shapes import BFLOAT16, Shape
 from outdo.extras.plan.simulation import ANSWERS, ENGINES, Loop, Replay, sampling, simulate
 from outdo.extras.plan.timing import Fractions, Ranks
 from outdo.extras.plan.workload import Workload
+from outdo.run.check import cost
 
 MOST_RUNNING = 1024
 """Answers that an engine runs at a time at most, whatever its memory: the default of vLLM on large cards."""
@@ -153,10 +154,13 @@ def _update(shape: Shape, card: Card, work: Workload, layout: ParallelLayout, fr
     """Return the seconds of a weight update: none where the trainer's weights sample.
 
     Where all devices train and sample in turns, it gathers the weights, in the bytes in which they are sampled from,
-    also those that an adapter freezes. Engines get the adapter alone. Parts in main memory are fetched before.
+    also those that an adapter freezes. Engines get the adapter alone. Parts in main memory are fetched before. On one
+    device the engine reads the trainer's weights from a file in main memory.
     """
     if layout.kind == "replicas":
         return 0.0
+    if layout.kind == "together" and layout.trainers == 1:
+        return cost.FLOAT32 * shape.parameters * (work.adapter or 1.0) / timing.FILE
     fetched = timing.fetched_seconds(shape, card, layout.gathered_bytes, layout.shards) if layout.offload else 0.0
     apart = layout.kind == "apart"
     return fetched + timing.update_seconds(

@@ -73,7 +73,8 @@ class Problem:
         shared = layout.shards > 1 and layout.staleness == 0
         rewards = [replace(each, divided=each.divided and shared) for each in self.rewards]
         parts = reward_memory(rewards, memory.on_devices(self.recipe, layout.shards, offload=offload))
-        return with_rewards(model_states, parts)
+        engine = {cost.ENGINE: cost.ASLEEP} if layout.kind == "together" else {}
+        return with_rewards(model_states, parts) | engine
 
     def trainer(self, layout: ParallelLayout) -> dict[str, int]:
         """Return the bytes of a device that trains, by purpose."""

@@ -29,6 +29,8 @@ def described(layout: ParallelLayout) -> str:
         return f"{layout.trainers:,} replicas that divide their models{beside}"
     engines = f"engines of {layout.width}" if layout.width > 1 else "engines of one"
     shards = f", weights over {layout.shards}" * (layout.shards > 1) + beside
+    if layout.kind == "together" and layout.trainers == 1:
+        return f"an engine that sleeps while the device trains{beside}"
     if layout.kind == "together":
         return f"all {layout.trainers} train{shards}, then sample, {engines}"
     ahead = f", staleness {layout.staleness:g}" if layout.staleness else ", synchronous"
@@ -63,7 +65,7 @@ def _option(option: Option, problem: Problem) -> dict[str, Any]:
         "devices_per_sequence": layout.sequence,
         "offload": layout.offload,
         "staleness": layout.staleness,
-        "settings": settings_of(layout),
+        "settings": settings_of(layout, problem.cluster.card),
         "seconds": {
             "step": found.step,
             "sampling": found.sampling,
@@ -131,7 +133,7 @@ def _summary(plan: Plan, problem: Problem) -> list[str]:
         f"${day * days:,.0f} (${card.price:g} for an hour of one device)",
         f"what binds: {binds(found, problem.shape, card, work)}",
         *_failures(best, problem),
-        _built(plan),
+        _built(plan, problem),
     ]
 
 
@@ -143,9 +145,10 @@ def _failures(best: Option, problem: Problem) -> list[str]:
     return [f"failures take back {lost:.0%} of the time; checkpoint.every={max(1, every // 4)} keeps more than {every}"]
 
 
-def _built(plan: Plan) -> str:
+def _built(plan: Plan, problem: Problem) -> str:
     """Return how outdo trains like this, or what it can do instead."""
-    ready = [(each.prediction, found) for each in plan.options if (found := settings_of(each.prediction.layout))]
+    card, found = problem.cluster.card, [each.prediction for each in plan.options]
+    ready = [(each, settings) for each in found if (settings := settings_of(each.layout, card))]
     if not ready:
         return "outdo cannot train like this yet: it has replicas, and this model does not fit them, divided or whole"
     prediction, settings = ready[0]

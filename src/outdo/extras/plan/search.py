@@ -1,13 +1,14 @@
 """Find the best use of a cluster: which devices train, which sample, on how many an engine runs, how far it may run
 ahead."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from outdo.config.adapters import divided_adapter
 from outdo.config.names import ULYSSES
 from outdo.extras.plan import memory, timing
-from outdo.extras.plan.hardware import Cluster
+from outdo.extras.plan.hardware import Card, Cluster
 from outdo.extras.plan.layout import ParallelLayout, StepTime, predict
 from outdo.extras.plan.problem import IN_PLACE, Problem
 from outdo.extras.plan.simulation import ENGINES, goodput
@@ -84,10 +85,13 @@ def _what_fits(problem: Problem) -> Iterator[str]:
             yield "with train.gradient_checkpointing=true it fits"
 
 
-def settings_of(layout: ParallelLayout) -> str | None:
+def settings_of(layout: ParallelLayout, card: Card) -> str | None:
     """Return the settings with which outdo trains in a layout, for a command line; None if it cannot yet."""
     if layout.kind in IN_PLACE:
         return _of_trainers(layout)
+    if layout.kind == "together" and layout.trainers == 1:
+        share = math.floor(100 * (memory.ENGINE_SHARE - layout.taken / card.memory)) / 100
+        return f"""engine='{{name = "vllm", python = "...", sleep = true, gpu_memory_utilization = {share:g}}}'"""
     is_one_engine, is_whole_or_shared = layout.samplers == layout.width, layout.shards in (1, layout.trainers)
     if layout.kind == "apart" and is_one_engine and is_whole_or_shared:
         replicas = _of_trainers(layout) + " " if layout.trainers > 1 else ""
@@ -162,12 +166,11 @@ def _engine_memory(problem: Problem, layout: ParallelLayout, prediction: StepTim
 
 
 def _synchronous(problem: Problem, refused: list[str]) -> Iterator[ParallelLayout]:
-    """Yield replicas if a device holds everything, and else trainers over several devices with engines beside them."""
+    """Yield replicas if a device holds everything, and trainers over the devices with engines beside them."""
     devices = problem.cluster.devices
     yield from _in_place(problem, "replicas", 1, refused)
-    if devices == 1:
-        return
-    yield from _in_place(problem, "sharded", devices, refused)
+    if devices > 1:
+        yield from _in_place(problem, "sharded", devices, refused)
     layout, without_room = ParallelLayout(kind="together", trainers=devices, samplers=devices), False
     for found in problem.arranged(layout, _powers(devices)):
         width = _width(problem, devices, found.taken)
@@ -176,6 +179,8 @@ def _synchronous(problem: Problem, refused: list[str]) -> Iterator[ParallelLayou
             yield from (replace(found, width=each) for each in _widths(width, devices, problem.cluster))
             return
         without_room = True
+    if devices == 1:
+        return  # what is said of a replica says it all
     if without_room:
         refused.append(_no_engine(problem, devices))
     else:

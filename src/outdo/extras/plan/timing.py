@@ -31,6 +31,9 @@ HOST_STEP = 20e-9
 fetches its gradient. From one published run: LLaMA-7B on eight A800, DeepSpeed ZeRO-3 with its optimiser in main memory
 (gist.github.com/chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a): a step of 64 sequences takes 31.2 s instead of 14.4."""
 
+FILE = 1e9
+"""Bytes in a second that a trainer writes to main memory, and that an engine on its device reads: not measured yet."""
+
 FLOAT32_PRODUCTS = 15
 """Times the seconds of bf16 products that those in float32 take on accelerators: 989 and 67 TFLOP/s on an H100."""
 
