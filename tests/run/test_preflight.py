@@ -19,6 +19,7 @@ from outdo.run.check.report import show
 from outdo.run.check.sequence_lengths import bound
 from outdo.testing import tiny_model
 from outdo.utils.errors import ModelError
+from outdo.utils.http import HttpReply
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -262,9 +263,13 @@ def test_an_engine_that_does_not_fit_beside_the_trainer_is_a_warning_that_names_
     assert not any("memory of its own" in note for note in check(run).notes)
 
 
-def test_a_server_that_cannot_get_the_weights_and_a_missing_interpreter_are_mistakes(model, data, tmp_path):
-    server = check(recipe(model, data, 'engine={name = "vllm", url = "http://127.0.0.1:9"}'))
-    assert "engine.url: a server cannot be sent the weights of a whole model" in server.errors[0]
+def test_a_server_that_cannot_get_the_weights_and_a_missing_interpreter_are_mistakes(
+    model, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("outdo.extras.vllm.check.send", lambda *how, **more: HttpReply(404, {}, b""))
+    url = 'engine={name = "vllm", url = "http://127.0.0.1:9"}'
+    assert check(recipe(model, data, url)).errors[0].startswith("engine.url: this server gets no weights but adapters")
+    assert not any("engine.url" in error for error in check(recipe(model, data, url, "train.adapter=lora")).errors)
     process = check(recipe(model, data, f'engine={{name = "vllm", python = "{tmp_path}/python"}}'))
     assert process.errors == [
         f"engine.python: {tmp_path}/python: no such file; `make vllm` creates an environment that has vLLM"

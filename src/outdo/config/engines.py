@@ -35,12 +35,15 @@ class EngineCheck:
     """What is wrong with an engine of a recipe. Each function yields a sentence for each mistake; none imports torch.
 
     `options` reads the options alone, `recipe` the other settings, and `machine` what is installed on this machine.
+    `whole_model` reads the options of an engine that has to get all weights of a model.
+
     `borrowed_share` returns the share of the trainer's device that the engine takes while it samples, and gives back.
     """
 
     options: Callable[[Mapping[str, Any]], Iterator[str]]
     recipe: Callable[[Recipe], Iterator[str]] = _no_mistakes
     machine: Callable[[Mapping[str, Any]], Iterator[str]] = _no_mistakes
+    whole_model: Callable[[Mapping[str, Any]], Iterator[str]] = _no_mistakes
     borrowed_share: Callable[[Mapping[str, Any]], float] = lambda options: 0.0
 
 
@@ -67,6 +70,11 @@ def machine_mistakes(piece: Piece) -> list[str]:
     """Return what is wrong with an engine on this machine, whose options have no mistakes."""
     placed = ray_mistakes("engine") if piece.options.get("place") == RAY else []
     return placed or list(_check_of(piece).machine(piece.options))
+
+
+def whole_model_mistakes(piece: Piece) -> Iterator[str]:
+    """Yield what keeps an engine, whose options have no mistakes, from getting all weights of a model."""
+    yield from _check_of(piece).whole_model(piece.options)
 
 
 def ray_mistakes(key: str) -> list[str]:

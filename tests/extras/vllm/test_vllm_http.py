@@ -11,6 +11,7 @@ import pytest
 from engine_cases import fresh, requests
 
 from outdo.extras.vllm.engine import vllm
+from outdo.extras.vllm.receiver import ENDPOINT
 from outdo.models.adapter import adapter_config, attach
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -25,6 +26,8 @@ class Handler(BaseHTTPRequestHandler):
     """Answers like vLLM. `server.seen` has the requests; `server.status` is the next status of `/inference`."""
 
     def do_GET(self) -> None:
+        if self.path == ENDPOINT:
+            self.server.status = 404
         self._answer({"data": [{"id": "base", "parent": None}]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
@@ -141,5 +144,5 @@ def test_a_whole_model_with_new_weights_is_refused(server):
     engine = vllm(policy, url=url(server))
     engine.update_weights(policy)
     policy.optimiser.steps = 1
-    with pytest.raises(EngineError, match="the weights of a whole model cannot be sent to a server"):
+    with pytest.raises(EngineError, match="this server gets no weights but adapters"):
         engine.update_weights(policy)

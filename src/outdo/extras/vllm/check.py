@@ -13,7 +13,9 @@ from typing import Any
 from outdo.config.engines import OF_COPIES, EngineCheck, folder_mistakes
 from outdo.config.names import BUILTIN_ENGINE
 from outdo.config.recipe import Recipe
+from outdo.extras.vllm.receiver import ENDPOINT
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.http import UNREACHED, ReplyError, send
 from outdo.utils.imports import Signature, signature_of
 from outdo.utils.options import BOOLEAN, POSITIVE, TEXT, Check, is_url, option_mistakes
 
@@ -50,6 +52,13 @@ GPU_SHARE = 0.92
 LOCATION = "import importlib.util as u; s = u.find_spec('vllm'); print(s.origin if s else '')"
 ANSWER = 120.0
 """Seconds in which an interpreter must find its vllm."""
+REPLY = 10.0
+"""Seconds in which a server that runs says whether it gets weights."""
+
+CANNOT_GET = (
+    "this server gets no weights but adapters; start it with the options of docs/vllm.md for all weights, train an "
+    "adapter (train.adapter), or let outdo start vLLM itself (engine.python)"
+)
 
 
 def options_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
@@ -105,6 +114,19 @@ def machine_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     yield from option_mistakes("engine", NAME, others, takes)
 
 
+def whole_model_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a server that runs already cannot get the weights of a whole model."""
+    url = options.get("url")
+    if not isinstance(url, str):
+        return
+    try:
+        reply = send("GET", url.rstrip("/") + ENDPOINT, seconds=REPLY)
+    except (*UNREACHED, ReplyError):  # it may be started later
+        return
+    if reply.status == 404:
+        yield f"engine.url: {CANNOT_GET}"
+
+
 def borrowed_share(options: Mapping[str, Any]) -> float:
     """Return the share of the trainer's device that vLLM takes to sample, and gives back; 0 unless it sleeps."""
     return float(options.get("gpu_memory_utilization", GPU_SHARE)) if options.get("sleep") else 0.0
@@ -114,6 +136,7 @@ CHECK = EngineCheck(
     options=options_mistakes,
     recipe=recipe_mistakes,
     machine=machine_mistakes,
+    whole_model=whole_model_mistakes,
     borrowed_share=borrowed_share,
 )
 

@@ -75,7 +75,7 @@ def vllm(
     With `python`, the interpreter of an environment that has vLLM, it is a process of its own, and `options` are those
     of `vllm.LLM`; with `sleep` the trainer has its memory between two samplings. With `url` it is a server that runs
     already; `served_model` is the name of the model there, and `folder` one that it shares with the trainer, for
-    adapters.
+    weights.
     """
     if python is not None:
         server: Server = ProcessServer(str(Path(python).expanduser()), options, timeout=timeout, sleeps=sleep)

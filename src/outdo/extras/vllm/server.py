@@ -214,6 +214,14 @@ def load_weights(worker: Any, folder: str) -> None:
     _pack_tied_head(worker.model_runner.get_model())
 
 
+class Loader:
+    """An extension of the workers of `vllm serve`, for its endpoint `/collective_rpc`."""
+
+    def load_received(self, folder: str) -> None:
+        """Replace the weights of the model by those that a server has received (`receiver.py`)."""
+        load_weights(self, folder)
+
+
 def _pack_tied_head(model: Any) -> None:
     """Pack a head that shares the weight of the embedding again: vLLM on a CPU keeps a packed copy of it."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm

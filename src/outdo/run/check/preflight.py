@@ -15,6 +15,7 @@ from outdo.config.engines import (
     is_remote,
     machine_mistakes,
     reward_place_mistakes,
+    whole_model_mistakes,
 )
 from outdo.config.names import QUANTISED
 from outdo.config.options import describe_method
@@ -103,7 +104,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         facts = inspect_folder(recipe.model)
         notes += _model_notes(recipe, facts)
         warnings += [*_context(recipe, facts), *template_warnings(recipe, facts)]
-        errors += [*_frozen_weights(recipe, facts), *_weights_over_http(recipe, facts), *divided_heads(recipe, facts)]
+        errors += [*_frozen_weights(recipe, facts), *_whole_model(recipe, facts), *divided_heads(recipe, facts)]
         errors += chat_option_faults(recipe, facts)
     except ModelError as error:
         errors += str(error).splitlines()
@@ -283,12 +284,9 @@ def _frozen_weights(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         )
 
 
-def _weights_over_http(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    if "url" in recipe.engine.options and not (recipe.train.adapter or facts.adapter):
-        yield (
-            "engine.url: a server cannot be sent the weights of a whole model; train an adapter (train.adapter), or "
-            "let outdo start vLLM itself (engine.python)"
-        )
+def _whole_model(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    if not (recipe.train.adapter or facts.adapter):
+        yield from whole_model_mistakes(recipe.engine)
 
 
 def _model_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
