@@ -114,7 +114,7 @@ JUDGED = """rewards='{name = "reward_model", path = "HOME/reward_model"}'"""
 GAME = """environment='{name = "outdo.extras.quickstart.guessing:Game", turns = 3}' rewards=environment"""
 GAME += " model=HOME/player data.path=HOME/games.jsonl"
 WIDE = "model=HOME/wide steps=1 train.group_size=8 sampling.max_tokens=32"
-LONG = "steps=1 train.prompts=16 train.group_size=16 sampling.max_tokens=128"
+LONG = "steps=1 train.prompts=16 train.group_size=16 sampling.max_tokens=256"
 SMOLLM2 = "model=SMOLLM2 data.path=HOME/smollm2/instructions/train.jsonl data.eval_path= eval.every=0 seed=100 steps=10"
 
 SAME = (equal_tokens(), close("grad_norm", 1e-2))
@@ -155,7 +155,7 @@ ROWS = {row.name: row for row in (
         "train.micro_batch_tokens=auto", SAME, beside=""),
     Row("memory", "memory that runs out in an update", "another error; fragmented memory",
         f"{LONG} train.micro_batch_tokens=1000000", [ran_out_of_memory(), *FIRST],
-        beside=f"{LONG} train.micro_batch_tokens=4096", memory=256, needs=[cuda]),
+        beside=f"{LONG} train.micro_batch_tokens=4096", memory=512, needs=[cuda]),
     Row("adamw8bit", "the optimiser `adamw8bit`", "other kernels",
         "optim.algorithm=adamw8bit", [equal_tokens(1), close("grad_norm", 0.05)], beside="",
         needs=[package("bitsandbytes")]),
