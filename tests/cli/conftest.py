@@ -121,3 +121,14 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
         yield hub
+
+
+@pytest.fixture(scope="session")
+def stand_in(texts: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of Qwen2's architecture, with as long a context."""
+    folder = tmp_path_factory.mktemp("models") / "qwen2"
+    network, _ = tiny_model(vocab=416, arch="qwen2")
+    network.config.max_position_embeddings = 32_768
+    network.save_pretrained(folder)
+    byte_bpe_tokenizer(texts, 400, chat=True).save_pretrained(folder)
+    return folder

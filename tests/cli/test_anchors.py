@@ -1,13 +1,11 @@
 """The recipes of `examples/anchors`, offline: a small model and rows of the same form stand in for the real ones."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from outdo.extras.page.bands import read_bands
-from outdo.testing import byte_bpe_tokenizer, tiny_model
 from outdo.utils.imports import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -15,16 +13,6 @@ ANCHORS = ROOT / "examples/anchors"
 GSM8K = ROOT / "examples/gsm8k_100.jsonl"
 NAMES = ("verl_gsm8k", "reasoning_from_scratch", "reverse_text")
 SMALL = ("steps=2", "train.prompts=2", "train.group_size=2", "sampling.max_tokens=8", "data.max_prompt_tokens=2000")
-
-
-@pytest.fixture(scope="module")
-def stand_in(texts: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "qwen2"
-    network, _ = tiny_model(vocab=416, arch="qwen2")
-    network.config.max_position_embeddings = 32_768
-    network.save_pretrained(folder)
-    byte_bpe_tokenizer(texts, 400, chat=True).save_pretrained(folder)
-    return folder
 
 
 def rows_like_those_of(name: str, folder: Path) -> Path:

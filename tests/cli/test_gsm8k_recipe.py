@@ -2,30 +2,18 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from outdo.extras.plan.command import PlanArguments, run_plan
-from outdo.testing import byte_bpe_tokenizer, tiny_model
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "examples/gsm8k_qwen.toml"
 PAGE = (ROOT / "docs/gsm8k.md").read_text(encoding="utf-8")
 CARDS = ("1xRTX4090", "1xL40S", "1xH100", "8xH100")
 TABLE = re.findall(r"^\| (Qwen[\d.]+-[\d.]+B) \| (LoRA|all weights) \| ([\d.]+) \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def stand_in(texts: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "qwen2"
-    network, _ = tiny_model(vocab=416, arch="qwen2")
-    network.config.max_position_embeddings = 32_768
-    network.save_pretrained(folder)
-    byte_bpe_tokenizer(texts, 400, chat=True).save_pretrained(folder)
-    return folder
 
 
 def offline(model: Path) -> list[str]:
