@@ -9,10 +9,11 @@ import json
 import shutil
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.smollm2 import run, trl_run
+from benchmarks.smollm2 import kinds, run, trl_run
 from benchmarks.smollm2.plan import Planned, Result, planned
 from outdo.extras.quickstart.smollm2 import model_file
 from outdo.models.gguf_folder import converted
@@ -34,6 +35,13 @@ def missing(only: str) -> Planned | None:
     return next((each for each in planned(done) if each.name not in names and each.name.startswith(only)), None)
 
 
+def lacking() -> str:
+    """Return what the runs need and this machine does not have; an empty text if nothing."""
+    if not (FOLDER / "data").is_dir():
+        return f"the questions are missing: python examples/smollm2/data.py {FOLDER}/data"
+    return "" if find_spec("reasoning_gym") else 'reasoning-gym is missing: pip install "outdo[gym]"'
+
+
 def line(wanted: Planned, model: Path) -> Result:
     """Make a run; return its line of the results."""
     folder, model = FOLDER / wanted.name, run.start(wanted.task, model, FOLDER)
@@ -50,6 +58,8 @@ def line(wanted: Planned, model: Path) -> Result:
         last = len(made["curve"]["reward"])
         found |= {"answers": {"before": run.answers(folder, 0), "after": run.answers(folder, last)}}
         found |= {"remembered_before": run.remembered(model)}
+    if wanted.name == "instructions/grpo/0":
+        found |= {"sampled": kinds.sampled(folder)}
     if "/grpo/" in wanted.name and not wanted.name.startswith("tuning/"):
         found |= {"remembered": run.remembered(folder, without=wanted.task)}
     return found
@@ -62,6 +72,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the next missing run, and make none")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if why := lacking():
+        sys.exit(why)
     model = converted(model_file(Display()))
     while (wanted := missing(arguments.only)) is not None:
         print(wanted.name, *wanted.settings, flush=True)

@@ -57,9 +57,7 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
     if lr := best_rate("grpo", results):
         for task in TASKS[1:]:
             yield from seeds(task, "grpo", results)
-        yield Planned(
-            name="instructions/again/0", task="instructions", lr=lr, seed=0
-        )  # the bits of instructions/grpo/0
+        yield Planned(name="instructions/again/0", task="instructions", lr=lr, seed=0)  # the bits of grpo/0
         yield Planned(name="instructions/broken/0", task="instructions", lr=lr, seed=0, settings=BROKEN)
         for seed in SEEDS:
             yield Planned(name=f"instructions/trl/{seed}", task="instructions", lr=lr, seed=seed, library="trl")
@@ -122,13 +120,11 @@ def tuning(method: str, settings: tuple[str, ...], rates: Sequence[float]) -> It
         yield Planned(name=f"tuning/{method}/{lr:g}", task="instructions", lr=lr, seed=TUNING_SEED, settings=tuned)
 
 
-def seeds(
-    task: str, method: str, results: Sequence[Result], settings: tuple[str, ...] = (), name: str = ""
-) -> Iterator[Planned]:
+def seeds(task: str, method: str, results: Sequence[Result], settings: tuple[str, ...] = ()) -> Iterator[Planned]:
     """Yield a run for each seed, at the learning rate that was chosen for the method."""
     if lr := best_rate(method, results):
         for seed in SEEDS:
-            yield Planned(name=f"{task}/{name or method}/{seed}", task=task, lr=lr, seed=seed, settings=settings)
+            yield Planned(name=f"{task}/{method}/{seed}", task=task, lr=lr, seed=seed, settings=settings)
 
 
 def best_rate(method: str, results: Sequence[Result]) -> float | None:

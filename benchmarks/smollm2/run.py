@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.smollm2.kinds import EXAMPLES
 from benchmarks.smollm2.plan import Planned
 from outdo.extras.page.bands import read_bands
 from outdo.run.checkpoints.checkpoint import latest, weights_hash
 from outdo.run.folder.run_folder import read_metrics
 
-EXAMPLES = Path("examples/smollm2")
+OUTDO = (sys.executable, "-m", "outdo.cli.main")
 CURVE = {
     "reward": "reward",
     "right": "right",
@@ -30,7 +31,7 @@ CURVE = {
 }
 """The metrics of each step that a line keeps, and under which name."""
 ANSWERS = 20
-
+INTERRUPTED = (130, 143, -2, -15)
 
 FINE_TUNED = {
     "reversed_words": ("--epochs", "1", "--lr", "5e-5"),
@@ -48,15 +49,14 @@ class Asked(NamedTuple):
 
 
 ROWS = "runs/smollm2/data/{}/rows.jsonl"
-ADDITIONS = "reasoning-gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1&size=100"
+CHAIN_SUM = "reasoning-gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1&size=100"
 REMEMBERED = {
     "instructions": Asked(ROWS.format("instructions"), f"{EXAMPLES}/instructions.py:score", 64),
     "fifty_tokens": Asked(ROWS.format("fifty_tokens"), f"{EXAMPLES}/fifty_tokens.py:score", 96),
     "sums_in_words": Asked(ROWS.format("sums_in_words"), "last_number", 64),
     "gsm8k": Asked("examples/gsm8k_100.jsonl", "last_number", 128),
-    "chain_sum": Asked(ADDITIONS, "reasoning_gym", 48),
+    "chain_sum": Asked(CHAIN_SUM, "reasoning_gym", 48),
 }
-INTERRUPTED = (130, 143, -2, -15)
 
 
 class InterruptedRunError(Exception):
@@ -91,9 +91,6 @@ def of_outdo(run: Planned, folder: Path, model: Path) -> dict[str, Any]:
         "versions": {name: environment[name] for name in ("outdo", "torch", "transformers")},
         **usage,
     }
-
-
-OUTDO = (sys.executable, "-m", "outdo.cli.main")
 
 
 def start(task: str, model: Path, folder: Path) -> Path:

@@ -83,8 +83,13 @@ def followed(runs: Sequence[Result]) -> str:
     """Which kinds of instructions are followed before and after training with seed 0."""
     if not of(runs, "instructions", "grpo"):
         return NOT_RUN
-    lines = [f"| `{kind}` | {' | '.join(map(str, counts))} |" for kind, *counts in kinds.table()]
-    return rows("| kind | rows: asked | before | after | kinds: asked | before | after |", lines)
+    sampled = of(runs, "instructions", "grpo")[0].get("sampled", {})
+    lines = []
+    for kind, *counts in kinds.table():
+        cells = [*counts, *sampled.get(kind, ("", ""))]
+        lines.append(f"| `{kind}` | {' | '.join(map(str, cells))} |")
+    head = "| kind | rows: asked | before | after | kinds: asked | before | after |"
+    return rows(f"{head} training: asked | followed |", lines)
 
 
 def cost(runs: Sequence[Result]) -> str:
@@ -182,9 +187,13 @@ def answers_until(run: Result, reward: float, *, per_step: int = 32) -> float:
 
 def trl(runs: Sequence[Result]) -> str:
     """The mean rewards of each ten steps, lowest and highest of the seeds, of outdo and of TRL."""
-    both = {"outdo": of(runs, "instructions", "grpo"), "TRL": of(runs, "instructions", "trl")}
-    if not all(both.values()):
-        return NOT_RUN
+    tables = [trl_on(task, runs) for task in ALL_TASKS if of(runs, task, "grpo") and of(runs, task, "trl")]
+    return "\n\n".join(tables) or NOT_RUN
+
+
+def trl_on(task: str, runs: Sequence[Result]) -> str:
+    """The same on one task."""
+    both = {"outdo": of(runs, task, "grpo"), "TRL": of(runs, task, "trl")}
     lines = []
     for number in range(len(windows(both["outdo"][0]))):
         ends = {name: [windows(run)[number] for run in each] for name, each in both.items()}
@@ -195,7 +204,7 @@ def trl(runs: Sequence[Result]) -> str:
     for title, key, unit in (("processor seconds", "cpu_seconds", 1), ("peak GB", "peak_bytes", 1e9)):
         cells = (f"{fmean(run[key] / unit for run in each):,.1f}" for each in both.values())
         lines.append(f"| {title} | {' | '.join(cells)} | |")
-    return rows("| steps | outdo | TRL | overlap |", lines)
+    return rows(f"| `{task}`, steps | outdo | TRL | overlap |", lines)
 
 
 def passes(runs: Sequence[Result]) -> str:
