@@ -11,7 +11,6 @@ import torch
 from engine_cases import SHARED, fresh, requests, rollout, shared, threads, tokens
 from transformers import PreTrainedTokenizerFast
 
-from outdo.models import onednn
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
@@ -106,16 +105,6 @@ def test_one_thread_and_two_sample_the_same_tokens():
     assert [answer.token_ids for answer in found[0]] == [answer.token_ids for answer in found[1]]
     one, two = (torch.tensor([x for answer in answers for x in answer.logprobs]) for answers in found)
     torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(32, 264), (128, 512), (896, 4864), (128, 50_000)], ids=str)
-def test_products_of_a_multiple_of_four_rows_have_the_same_bits_on_this_machine(shape):
-    """The engine's independence of the batch needs this; where it fails, the tests above may fail, too."""
-    generator = torch.Generator().manual_seed(0)
-    weight, rows = (torch.randn(n, shape[0], generator=generator) for n in (shape[1], 256))
-    whole = onednn.linear(rows, weight)  # as the engine computes it; MKL's own bits depend on the rows on some machines
-    for count in (4, 8, 12, 20, 64, 100):
-        assert torch.equal(onednn.linear(rows[100 : 100 + count], weight), whole[100 : 100 + count])
 
 
 def test_streams_and_seeds_give_different_answers():
@@ -341,17 +330,6 @@ def test_a_request_without_prompt_tokens_or_without_room_is_refused(prompt, limi
     batch = [*requests((4,), siblings=1), Request(token_ids=prompt, stream=Stream("t", 1, "q7", 0), max_tokens=limit)]
     with pytest.raises(ValueError, match="q7"):
         BuiltinEngine(shared("qwen3")).generate(batch, LONG)
-
-
-def test_the_engine_uses_the_same_matrix_products_as_training(monkeypatch):
-    original, calls = onednn._by_onednn, []
-    monkeypatch.setattr(onednn, "_by_onednn", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
-    model = fresh()
-    for precision, expected in (("float32", onednn.X86), ("bfloat16", False)):
-        engine = BuiltinEngine(Policy(model.model, model.tokenizer, precision=precision))
-        calls.clear()
-        engine.generate(requests(), SamplingParams())
-        assert bool(calls) is expected
 
 
 @pytest.mark.parametrize(

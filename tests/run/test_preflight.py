@@ -192,7 +192,7 @@ def test_the_arithmetic_of_a_run():
 def test_memory_is_estimated_from_the_files_alone(model, data):
     facts, small = inspect_folder(model), ["data.max_prompt_tokens=10", "sampling.max_tokens=6", "train.prompts=2"]
     parts = cost.memory(facts, recipe(model, data, *small), reference=True)
-    assert parts["weights"] == parts["gradients"] == parts["reference weights"] == 4 * PARAMETERS
+    assert parts["weights"] == parts["gradients while training"] == parts["reference weights"] == 4 * PARAMETERS
     assert parts["Adam's two moments"] == 8 * PARAMETERS
     # keys and values × bytes × sequences × tokens × layers × heads × numbers a head
     assert parts["KV cache while sampling"] == 2 * 4 * 16 * 64 * 2 * 2 * 2  # in blocks of 64 tokens
@@ -208,6 +208,23 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
     assert parts[cost.LIBRARIES] == cost.LIBRARY_BYTES
     assert cost.LIBRARIES not in cost.memory(facts, recipe(model, data, "device=cuda"), reference=True)
     assert "reference weights" not in cost.memory(facts, recipe(model, data), reference=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained", "expected"),
+    [
+        ("device=cuda", None, 2 * PARAMETERS),
+        ("device=cuda", 100, 200),
+        ("device=cuda precision=float32", None, 0),
+        ("precision=bfloat16", None, 2 * PARAMETERS),
+        ("device=cuda cluster.replicas=4", None, 2 * PARAMETERS),
+        ("device=cuda cluster.replicas=4 cluster.shard=true", None, 0),
+    ],
+)
+def test_sampling_in_bfloat16_keeps_a_copy_of_each_trained_weight(model, data, settings, trained, expected):
+    adapter = trained and cost.AdapterSize(trained=trained, base=4 * PARAMETERS)
+    parts = cost.memory(inspect_folder(model), recipe(model, data, *settings.split()), reference=False, adapter=adapter)
+    assert parts.get("weights in bfloat16 while sampling", 0) == expected
 
 
 def test_episodes_of_several_turns_keep_keys_and_values_up_to_a_limit(model, data, tmp_path, monkeypatch):
@@ -295,7 +312,13 @@ DIVIDED = ("cluster.replicas=4", "cluster.shard=true")
 def test_replicas_divide_what_a_run_keeps_and_gather_some_of_it(model, data):
     facts = inspect_folder(model)
     whole, parts = (cost.memory(facts, recipe(model, data, *how), reference=True) for how in ((), DIVIDED))
-    for name in ("weights", "gradients", "reference weights", "Adam's two moments", "copy of the last finished step"):
+    for name in (
+        "weights",
+        "gradients while training",
+        "reference weights",
+        "Adam's two moments",
+        "copy of the last finished step",
+    ):
         assert parts[name] == whole[name] / 4
     assert parts["all weights, gathered while sampling"] == 4 * PARAMETERS
     assert parts["layers gathered while training"] == 2 * 4 * PARAMETERS  # weights and gradients of both layers
@@ -306,7 +329,11 @@ def test_an_adapter_of_a_divided_base_is_whole(model, data):
     asked = recipe(model, data, *DIVIDED, "train.adapter=lora")
     parts = cost.memory(facts, asked, reference=True, adapter=adapter)
     assert parts["frozen weights"] == PARAMETERS
-    assert (parts["weights of the adapter"], parts["gradients"], parts["Adam's two moments"]) == (400, 400, 800)
+    assert (parts["weights of the adapter"], parts["gradients while training"], parts["Adam's two moments"]) == (
+        400,
+        400,
+        800,
+    )
     assert parts["layers gathered while training"] == 4 * PARAMETERS  # no gradients
     assert "QLoRA" not in cost.alternatives(facts, asked, reference=True)
 
@@ -316,7 +343,7 @@ def test_parts_in_main_memory_take_none_of_a_gpu(model, data):
     for device, share in (("cuda", 0), ("cpu", 1)):
         asked = recipe(model, data, "cluster.replicas=4", offload, f"device={device}")
         parts = cost.memory(facts, asked, reference=True)
-        kept = ("weights", "gradients", "reference weights", "Adam's two moments")
+        kept = ("weights", "gradients while training", "reference weights", "Adam's two moments")
         assert [parts.get(name, 0) for name in kept] == [share * size * PARAMETERS for size in (1, 1, 1, 2)]
         assert parts["all weights, gathered while sampling"] == 4 * PARAMETERS
 
@@ -397,13 +424,13 @@ def test_the_memory_of_an_adapter_is_that_of_the_frozen_weights_and_little_more(
     assert report.memory == lora
     assert full["weights"] == full["reference weights"] == 4 * parameters
     assert lora["frozen weights"] == 4 * parameters
-    assert lora["weights of the adapter"] == lora["gradients"] == 4 * 2 * sides
+    assert lora["weights of the adapter"] == lora["gradients while training"] == 4 * 2 * sides
     assert lora["Adam's two moments"] == 8 * 2 * sides
     assert "reference weights" not in lora
     assert qlora["frozen weights"] == 9 * linear // 16 + 2 * (parameters - linear)
     order = "weights in another order while sampling"
     assert (lora[order], qlora[order]) == (4 * parameters, 4 * (parameters - linear))
-    assert lora["copy of the last finished step"] == 3 * lora["gradients"]
+    assert lora["copy of the last finished step"] == 3 * lora["gradients while training"]
     assert check(recipe(model, data, *options, "weights=nf4")).memory == qlora
     assert check(recipe(model, data)).memory == full
     in_bfloat16 = check(recipe(model, data, *options, "weights=bfloat16")).memory

@@ -87,6 +87,7 @@ def test_on_one_device_an_engine_may_sleep_while_the_policy_trains():
     assert layout.taken == sum(kept.values())
     assert parts["weights of the engine while sampling"] == 2 * 494_000_000
     assert {name for name in parts if name.endswith("while training")} == {
+        "gradients while training",
         "activations while training",
         "a chunk of logits while training",
     }
@@ -107,10 +108,10 @@ def test_parts_in_main_memory_are_proposed_where_they_are_what_makes_a_model_fit
     assert settings_of(found.prediction.layout, CARD) == IN_MAIN_MEMORY
     assert found.main_memory == {
         "weights": 4 * 14_770_000_000,
-        "gradients": 4 * 14_770_000_000,
+        "gradients while training": 4 * 14_770_000_000,
         "Adam's two moments": 8 * 14_770_000_000,
     }
-    assert not {"weights", "gradients", "Adam's two moments"} & found.trainer.keys()
+    assert not {"weights", "gradients while training", "Adam's two moments"} & found.trainer.keys()
     assert found.prediction.update == pytest.approx(4 * 14.77e9 * (1 / (0.4 * 450e9) + 1 / 2 / 64e9))
     said = "replicas that divide their models: only with parts in main memory; otherwise 1"
     assert any(each.startswith(said) for each in plan(asked, staleness=0).refused)
@@ -146,7 +147,7 @@ def test_the_base_of_an_adapter_is_divided_and_the_adapter_is_whole():
     sharded = found["sharded"]
     assert settings_of(sharded.prediction.layout, CARD) == "cluster.replicas=4 cluster.shard=true"
     assert sharded.trainer["frozen weights"] == 2 * 14_770_000_000 // 4
-    assert sharded.trainer["gradients"] == 4 * round(share * 14.77e9)
+    assert sharded.trainer["gradients while training"] == 4 * round(share * 14.77e9)
     assert sharded.trainer["weights of the engine while sampling"] == 2 * 14_770_000_000
     assert sharded.prediction.update == pytest.approx(2 * 14.77e9 / (0.4 * 450e9))
     assert found["apart"].prediction.update == pytest.approx(share * 2 * 14.77e9 / (0.4 * 450e9))  # the adapter alone

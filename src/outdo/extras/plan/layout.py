@@ -40,6 +40,7 @@ class ParallelLayout(Ranks):
     taken: int = 0  # bytes of a device that trainers keep while engines sample on it
     most_running: int = MOST_RUNNING  # answers of an engine
     weight_bytes: float = BFLOAT16  # in which an engine reads a weight
+    held_bytes: float = BFLOAT16  # of each weight, beside what trainers keep, while engines sample
 
     @property
     def engines(self) -> int:
@@ -47,7 +48,7 @@ class ParallelLayout(Ranks):
 
     def slots(self, shape: Shape, card: Card, work: Workload) -> int:
         """Return how many answers an engine runs at a time."""
-        room = memory.slots(shape, card, work, self.width, self.taken, self.weight_bytes)
+        room = memory.slots(shape, card, work, self.width, self.taken, self.held_bytes)
         return max(1, min(room, self.most_running))
 
 
@@ -153,8 +154,8 @@ def _paced(
 def _update(shape: Shape, card: Card, work: Workload, layout: ParallelLayout, fractions: Fractions) -> float:
     """Return the seconds of a weight update: none where the trainer's weights sample.
 
-    Where all devices train and sample in turns, it gathers the weights, in the bytes in which they are sampled from,
-    also those that an adapter freezes. Engines get the adapter alone. Parts in main memory are fetched before. On one
+    Where all devices train and sample in turns, it gathers the weights, in the bytes in which they are trained, also
+    those that an adapter freezes. Engines get the adapter alone. Parts in main memory are fetched before. On one
     device the engine reads the trainer's weights from a file in main memory.
     """
     if layout.kind == "replicas":
@@ -169,7 +170,7 @@ def _update(shape: Shape, card: Card, work: Workload, layout: ParallelLayout, fr
         fractions.update,
         adapter=0.0 if layout.kind == "sharded" else work.adapter,
         devices=layout.trainers + layout.samplers if apart else layout.shards,
-        weight_bytes=BFLOAT16 if apart else layout.weight_bytes,
+        weight_bytes=layout.gathered_bytes if layout.kind == "sharded" else BFLOAT16,
     )
 
 

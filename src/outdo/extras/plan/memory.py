@@ -93,19 +93,21 @@ def cache_bytes(shape: Shape, width: int) -> float:
     return shape.cache_bytes / min(width, shape.kv_heads)
 
 
-def slots(shape: Shape, card: Card, work: Workload, width: int, taken: int = 0, weight_bytes: float = BFLOAT16) -> int:
+def slots(shape: Shape, card: Card, work: Workload, width: int, taken: int = 0, held_bytes: float = BFLOAT16) -> int:
     """Return how many answers an engine on `width` devices runs at a time, with `taken` bytes of a device in use.
+
+    It holds `held_bytes` of each weight beside them.
 
     An answer takes its mean length over its run: half of itself, and its prompt.
     """
-    free = ENGINE_SHARE * card.memory - engine_weights(shape, width, weight_bytes) - taken
+    free = ENGINE_SHARE * card.memory - engine_weights(shape, width, held_bytes) - taken
     mean = work.prompt_tokens + work.lengths.mean / 2
     return max(0, int(free / (cache_bytes(shape, width) * mean)))
 
 
 def fits_one_answer(
-    shape: Shape, card: Card, work: Workload, width: int, taken: int = 0, weight_bytes: float = BFLOAT16
+    shape: Shape, card: Card, work: Workload, width: int, taken: int = 0, held_bytes: float = BFLOAT16
 ) -> bool:
     """Return whether an engine has room for the longest answer."""
-    free = ENGINE_SHARE * card.memory - engine_weights(shape, width, weight_bytes) - taken
+    free = ENGINE_SHARE * card.memory - engine_weights(shape, width, held_bytes) - taken
     return free >= cache_bytes(shape, width) * work.longest

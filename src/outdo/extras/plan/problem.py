@@ -45,8 +45,19 @@ class Problem:
 
     @property
     def trained_bytes(self) -> float:
-        """The bytes of a weight that a trainer holds, and the built-in engine reads."""
+        """The bytes of a weight that a trainer holds."""
         return self.work.frozen_bytes if self.work.adapter else cost.FLOAT32
+
+    def sampled_in_place(self, kind: str) -> tuple[float, float]:
+        """Return `weight_bytes` and `held_bytes` of a layout of this kind, in which trainers sample.
+
+        Replicas keep bfloat16 copies of trained weights to sample. Divided models gather their weights, and convert
+        them in each step: it reads a weight, writes its copy, and reads that.
+        """
+        converts = not (self.work.adapter or self.work.precise)
+        if kind == "sharded":
+            return self.trained_bytes + 2 * BFLOAT16 * converts, self.trained_bytes
+        return BFLOAT16 if converts else self.trained_bytes, BFLOAT16 * converts
 
     @property
     def divisible(self) -> bool:
@@ -148,9 +159,7 @@ class Problem:
         return [count for count in counts if trainers % count == 0 and self.shape.heads % count == 0]
 
     def _taken(self, layout: ParallelLayout) -> int:
-        """Return the bytes of a device that are not for an engine: what stays, without weights that it samples from."""
+        """Return the bytes of a device that are not for an engine: what stays."""
         if layout.kind == "apart":
             return 0
-        model_states = (size for name, size in self.model_states(layout).items() if not name.endswith(cost.PHASES))
-        own = memory.engine_weights(self.shape, 1, layout.weight_bytes) if layout.kind == "replicas" else 0
-        return sum(model_states) - own
+        return sum(size for name, size in self.model_states(layout).items() if not name.endswith(cost.PHASES))

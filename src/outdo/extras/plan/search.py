@@ -156,11 +156,11 @@ def _option(problem: Problem, layout: ParallelLayout) -> Option:
 
 
 def _engine_memory(problem: Problem, layout: ParallelLayout, prediction: StepTime) -> dict[str, int]:
-    """Return the bytes of an engine on a device. In place, it samples from the trainer's weights."""
+    """Return the bytes of an engine on a device. In place, it samples from the trainer's weights, or their copies."""
     shape, work = problem.shape, problem.work
     mean = work.prompt_tokens + work.lengths.mean / 2
     cache = round(prediction.running * mean * memory.cache_bytes(shape, layout.width))
-    weights = 0 if layout.kind == "replicas" else memory.engine_weights(shape, layout.width, layout.weight_bytes)
+    weights = memory.engine_weights(shape, layout.width, layout.held_bytes)
     parts = {"weights of the engine": weights, "keys and values": cache}
     return {name: size for name, size in parts.items() if size}
 
@@ -191,19 +191,19 @@ def _synchronous(problem: Problem, refused: list[str]) -> Iterator[ParallelLayou
 def _in_place(problem: Problem, kind: str, shards: int, refused: list[str]) -> Iterator[ParallelLayout]:
     """Yield all devices as trainers that sample by themselves, divided by so many, if they fit."""
     devices = problem.cluster.devices
+    weight_bytes, held_bytes = problem.sampled_in_place(kind)
     layout = ParallelLayout(
         kind=kind,
         trainers=devices,
         samplers=devices,
         most_running=SEQUENCES_AT_A_TIME,
-        weight_bytes=problem.trained_bytes,
+        weight_bytes=weight_bytes,
+        held_bytes=held_bytes,
     )
     what = KIND_IN_WORDS[kind]
     fitting = [*problem.arranged(layout, [shards])]
     for found in fitting:
-        if memory.fits_one_answer(
-            problem.shape, problem.cluster.card, problem.work, 1, found.taken, layout.weight_bytes
-        ):
+        if memory.fits_one_answer(problem.shape, problem.cluster.card, problem.work, 1, found.taken, layout.held_bytes):
             _why(problem, found, what, refused)
             yield found
             return

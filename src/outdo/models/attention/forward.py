@@ -285,7 +285,8 @@ class Forward:
         """Replace the model's attention and linear layers by outdo's during a `with` block.
 
         One block around many calls is faster than one for each. Outside of it the model is as its authors made it.
-        `packed`: see `onednn.patched_linears`; the weights must not change in the block.
+        With `packed` the weights are brought once into the form in which products read them, and must not change in the
+        block: see `onednn.patched_linears`; autocast keeps its bfloat16 copies, for which divided models have no room.
         """
         if self._prepared:
             yield
@@ -295,6 +296,8 @@ class Forward:
         try:
             with ExitStack() as replaced:
                 replaced.enter_context(onednn.gradients_by(self.gradients))
+                if packed and self.sharding is None:
+                    replaced.enter_context(self.precision())  # its copies last as long as the outermost block
                 if self.way == "shared":
                     replaced.enter_context(_attention_replaced(self.model))
                     if not compiled:

@@ -167,11 +167,14 @@ def memory(
         permanent |= model_states(facts.parameters, recipe, adapter=adapter, **settings)
     own = not is_remote(recipe.engine)  # another engine samples in memory of its own
     quantised = adapter.quantised if adapter else 0
+    trained = adapter.trained if adapter else facts.parameters
+    whole = not (recipe.cluster.shard and recipe.cluster.world_size > 1)
     parts: dict[str, int | None] = {
         **permanent,
         "KV cache while sampling": step_memory.kv_cache(facts, recipe, lengths) if own else None,
         "KV cache between turns while sampling": step_memory.kept_turns(facts, recipe, lengths) if own else None,
         "weights in another order while sampling": step_memory.packed(facts, recipe, quantised) if own else None,
+        "weights in bfloat16 while sampling": step_memory.narrow_copies(recipe, trained) if own and whole else None,
         "logits while sampling": step_memory.sampled_logits(facts, recipe) if own else None,
         "activations while training": step_memory.activations(facts, recipe, lengths),
         "all weights, gathered while sampling": gathered(facts, recipe, adapter, layers=facts.layers),
@@ -190,7 +193,7 @@ def model_states(
     hidden: int | None = None,
     adapter: AdapterSize | None = None,
 ) -> dict[str, int]:
-    """Compute the bytes that stay during the whole run for a policy with `parameters` weights.
+    """Compute the bytes that stay during the whole run for a policy with `parameters` weights, and of its gradients.
 
     With an adapter, reference and critic share the frozen weights, unless they are models of other folders, which are
     estimated as if they had as many weights. A processor also holds a copy of everything that changes in a step
@@ -205,7 +208,7 @@ def model_states(
     parts = {
         "frozen weights": 0 if adapter is None else adapter.base,
         "weights" if adapter is None else "weights of the adapter": weights,
-        "gradients": weights,
+        "gradients while training": weights,
         name: round(trained * bytes_per_weight(hidden)),
         REFERENCE: FLOAT32 * parameters * (reference and REFERENCE in own),
         CRITIC: 3 * of_critic + max(0, of_critic - weights),  # it learns before the policy, whose gradients follow

@@ -11,6 +11,9 @@ from outdo.run.check.sequence_lengths import SequenceLengths, largest_micro_batc
 FLOAT32 = 4
 """Bytes. Weights, gradients, optimiser, cache and logits are float32 on the CPU; autocast on a GPU needs less."""
 
+BFLOAT16 = 2
+"""Bytes of a number."""
+
 LOGIT_BUFFERS = 2
 """Buffers of logits: the logits, and what is computed from them."""
 
@@ -72,6 +75,12 @@ def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:
         return None
     weights = FLOAT32 * (facts.parameters - quantised)
     return weights if weights <= PACKED_BYTES else 0
+
+
+def narrow_copies(recipe: Recipe, trained: int | None) -> int | None:
+    """Compute the bytes of bfloat16 copies of `trained` weights, which autocast keeps while answers are sampled."""
+    is_narrow = recipe.precision == "bfloat16" or (recipe.precision == "auto" and not on_cpu(recipe))
+    return _product(BFLOAT16, trained) if is_narrow else None
 
 
 def activations(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
