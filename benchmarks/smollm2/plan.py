@@ -57,7 +57,7 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
     if lr := best_rate("grpo", results):
         for task in TASKS[1:]:
             yield from seeds(task, "grpo", results)
-        yield Planned(name="instructions/again/0", task="instructions", lr=lr, seed=0)  # the bits of grpo/0
+        yield Planned(name="sums_in_words/again/0", task="sums_in_words", lr=lr, seed=0)  # the bits of grpo/0
         yield Planned(name="instructions/broken/0", task="instructions", lr=lr, seed=0, settings=BROKEN)
         for seed in SEEDS:
             yield Planned(name=f"instructions/trl/{seed}", task="instructions", lr=lr, seed=seed, library="trl")

@@ -6,8 +6,9 @@
 import argparse
 import html
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import isinf
 from pathlib import Path
 from statistics import fmean
 
@@ -28,6 +29,7 @@ from benchmarks.smollm2.plan import (
 
 PAGE = Path("docs/results.md")
 NOT_RUN = "not run yet"
+HELD_OUT = "rows/greedy_reward"
 ALL_TASKS = (*TASKS, *FURTHER_TASKS)
 ALL_METHODS = ("grpo", "lora", *list(METHODS)[1:], *FURTHER_METHODS)
 
@@ -77,6 +79,17 @@ def bands(runs: Sequence[Result]) -> str:
         return NOT_RUN
     ends = (f"`{each['metric']}`, {each['steps']}: {each['low']} to {each['high']}" for each in made[0]["bands"])
     return rows(f"| | {' | '.join(ends)} |", lines)
+
+
+def bits(runs: Sequence[Result]) -> str:
+    """The weights of two runs of one seed."""
+    lines = [
+        f"| `{run['name']}` | {run['processor']} | {run['cpu_seconds']:,} | `{run['weights'][:16]}` |"
+        for task in ALL_TASKS
+        if (again := of(runs, task, "again"))
+        for run in (of(runs, task, "grpo")[0], *again)
+    ]
+    return rows("| run | processor | CPU seconds | SHA-256 of the weights |", lines)
 
 
 def followed(runs: Sequence[Result]) -> str:
@@ -201,10 +214,44 @@ def trl_on(task: str, runs: Sequence[Result]) -> str:
         cells = (f"{min(each):.3f} to {max(each):.3f}" for each in ends.values())
         steps = f"{number * LAST + 1} to {(number + 1) * LAST}"
         lines.append(f"| {steps} | {' | '.join(cells)} | {'yes' if overlap else 'no'} |")
-    for title, key, unit in (("processor seconds", "cpu_seconds", 1), ("peak GB", "peak_bytes", 1e9)):
-        cells = (f"{fmean(run[key] / unit for run in each):,.1f}" for each in both.values())
+    held_out = {name: [run["evaluations"][-1][HELD_OUT] for run in each] for name, each in both.items()}
+    cells = (f"{min(each):.3f} to {max(each):.3f}" for each in held_out.values())
+    lines.append(f"| held-out reward, rows | {' | '.join(cells)} | |")
+    start, goal = both["outdo"][0]["before"][HELD_OUT], min(map(fmean, held_out.values()))
+    beside = {name: on_processors(each, both.values()) for name, each in both.items()}
+    measured: dict[str, tuple[Mapping[str, list[Result]], Callable[[Result], float]]] = {
+        f"steps to {goal:.3f} of it": (both, lambda run: steps_until(goal, start, run)),
+        "the same in seconds": (beside, lambda run: seconds_until(goal, start, run)),
+        "processor seconds": (beside, lambda run: run["cpu_seconds"]),
+        "peak GB": (beside, lambda run: run["peak_bytes"] / 1e9),
+    }
+    for title, (made, value) in measured.items():
+        cells = (f"{fmean(map(value, each)):,.1f}" if each else "" for each in made.values())
         lines.append(f"| {title} | {' | '.join(cells)} | |")
     return rows(f"| `{task}`, steps | outdo | TRL | overlap |", lines)
+
+
+def on_processors(made: Sequence[Result], groups: Iterable[Sequence[Result]]) -> list[Result]:
+    """Return the runs on the processors on which every group has a run."""
+    shared = set.intersection(*({run["processor"] for run in each} for each in groups))
+    return [run for run in made if run["processor"] in shared]
+
+
+def steps_until(reward: float, start: float, run: Result) -> float:
+    """Return after how many steps the held-out reward is so high, interpolated between evaluations; inf: never."""
+    points = [(0, start), *((each["step"], each[HELD_OUT]) for each in run["evaluations"])]
+    for (before, low), (after, high) in pairwise(points):
+        if low < reward <= high:
+            return before + (after - before) * (reward - low) / (high - low)
+    return float("inf")
+
+
+def seconds_until(reward: float, start: float, run: Result) -> float:
+    """Return after how many seconds of steps the held-out reward is so high first; inf: never."""
+    steps, seconds = steps_until(reward, start, run), run["curve"]["seconds"]
+    return (
+        steps if isinf(steps) else sum(seconds[: int(steps)]) + (steps % 1) * seconds[min(int(steps), len(seconds) - 1)]
+    )
 
 
 def passes(runs: Sequence[Result]) -> str:
@@ -291,6 +338,7 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "learned": learned,
     "followed": followed,
     "bands": bands,
+    "bits": bits,
     "cost": cost,
     "forgotten": forgotten,
     "tuning": tuning,

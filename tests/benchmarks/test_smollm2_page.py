@@ -41,6 +41,7 @@ def made(name: str, reward: float = 0.5, **fields: Any) -> dict[str, Any]:
         "cpu_seconds": 100,
         "peak_bytes": 8e9,
         "weights": "0123456789",
+        "processor": "A",
         **fields,
     }
 
@@ -80,6 +81,40 @@ def test_the_curves_of_trl_agree_where_the_ranges_of_their_windows_overlap():
     lines = tables.trl(runs).splitlines()
     assert lines[2] == "| 1 to 10 | 0.400 to 0.500 | 0.500 to 0.600 | yes |"
     assert lines[7] == "| 51 to 60 | 0.700 to 0.700 | 0.500 to 0.600 | no |"
+
+
+def test_time_and_memory_are_compared_where_both_ran_on_the_same_processor():
+    here, there = ([made(f"instructions/{name}/{seed}") for seed in (0, 1)] for name in ("grpo", "trl"))
+    for each, processor, seconds in zip([*here, *there], "ABBC", (1, 2, 6, 100), strict=True):
+        each["processor"], each["curve"]["seconds"] = processor, [seconds] * 60
+    lines = tables.trl([*here, *there]).splitlines()
+    assert lines[8] == "| held-out reward, rows | 0.500 to 0.500 | 0.500 to 0.500 | |"
+    assert lines[9] == "| steps to 0.500 of it | 20.0 | 20.0 | |"
+    assert lines[10] == "| the same in seconds | 40.0 | 120.0 | |"
+    there[0]["processor"] = "D"
+    assert tables.trl([*here, *there]).splitlines()[10:] == [
+        f"| {title} |  |  | |" for title in ("the same in seconds", "processor seconds", "peak GB")
+    ]
+
+
+def test_steps_to_a_reward_are_interpolated_between_evaluations():
+    trained = made("instructions/trl/0")
+    trained["curve"]["seconds"] = [1] * 20 + [10] * 40
+    for evaluation, reward in zip(trained["evaluations"], (0.4, 0.3, 0.7), strict=True):
+        evaluation[tables.HELD_OUT] = reward
+    assert tables.steps_until(0.3, 0.2, trained) == pytest.approx(10)
+    assert tables.steps_until(0.45, 0.2, trained) == pytest.approx(47.5)
+    assert tables.seconds_until(0.45, 0.2, trained) == pytest.approx(20 + 275)
+    assert tables.seconds_until(0.8, 0.2, trained) == float("inf")
+
+
+def test_runs_of_one_seed_are_shown_beside_each_other():
+    assert tables.bits([made("sums_in_words/grpo/0")]) == tables.NOT_RUN
+    twice = [made("sums_in_words/grpo/0"), made("sums_in_words/again/0", weights="abc")]
+    assert tables.bits(twice).splitlines()[2:] == [
+        "| `sums_in_words/grpo/0` | A | 100 | `0123456789` |",
+        "| `sums_in_words/again/0` | A | 100 | `abc` |",
+    ]
 
 
 def test_a_method_that_never_gets_there_needs_endless_answers():
