@@ -114,8 +114,9 @@ class FlexRow:
                 return reads if window is None else reads & (distance < window)
 
             n, device = self.tokens, self.own.device
-            compile = device.type == "cuda"  # otherwise a mask of n x n tokens exists for a while
-            self.masks[window] = create_block_mask(allowed, 1, None, n, n, device=str(device), _compile=compile)
+            # Without compilation a mask of n x n tokens exists for a while.
+            create = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
+            self.masks[window] = create(allowed, 1, None, n, n, device=str(device))
         return self.masks[window]
 
 
