@@ -226,7 +226,7 @@ def in_lockstep(self, micro_batches, compute):
     return [compute(rows) for rows in filled(self, micro_batches)][: len(micro_batches)]
 LockstepReplicas.in_lockstep = in_lockstep
 """,
-        "reward",
+        "% apart",
     ),
     "weights that are not written for the engine": Fault(
         "engine",
