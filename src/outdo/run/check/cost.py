@@ -165,17 +165,17 @@ def memory(
         settings = {"reference": reference, "critic": critic, "hidden": facts.hidden_size}
         permanent = {LIBRARIES: LIBRARY_BYTES} if on_cpu(recipe) else {}
         permanent |= model_states(facts.parameters, recipe, adapter=adapter, **settings)
-    own = not is_remote(recipe.engine)  # another engine samples in memory of its own
-    quantised = adapter.quantised if adapter else 0
-    trained = adapter.trained if adapter else facts.parameters
-    whole = not (recipe.cluster.shard and recipe.cluster.world_size > 1)
+    trained, quantised = (adapter.trained, adapter.quantised) if adapter else (facts.parameters, 0)
+    own: dict[str, int | None] = {
+        "KV cache while sampling": step_memory.kv_cache(facts, recipe, lengths),
+        "KV cache between turns while sampling": step_memory.kept_turns(facts, recipe, lengths),
+        "weights in another order while sampling": step_memory.packed(facts, recipe, quantised),
+        "weights in bfloat16 while sampling": step_memory.narrow_copies(recipe, trained),
+        "logits while sampling": step_memory.sampled_logits(facts, recipe),
+    }
     parts: dict[str, int | None] = {
         **permanent,
-        "KV cache while sampling": step_memory.kv_cache(facts, recipe, lengths) if own else None,
-        "KV cache between turns while sampling": step_memory.kept_turns(facts, recipe, lengths) if own else None,
-        "weights in another order while sampling": step_memory.packed(facts, recipe, quantised) if own else None,
-        "weights in bfloat16 while sampling": step_memory.narrow_copies(recipe, trained) if own and whole else None,
-        "logits while sampling": step_memory.sampled_logits(facts, recipe) if own else None,
+        **({} if is_remote(recipe.engine) else own),  # another engine samples in memory of its own
         "activations while training": step_memory.activations(facts, recipe, lengths),
         "all weights, gathered while sampling": gathered(facts, recipe, adapter, layers=facts.layers),
         "layers gathered while training": gathered(facts, recipe, adapter, layers=GATHERED_LAYERS, trained=True),
@@ -257,8 +257,7 @@ def gathered(
 
     If it is `trained`, so many gradients exist as well, unless an adapter freezes it. None if models are not divided.
     """
-    is_divided = recipe.cluster.shard and recipe.cluster.world_size > 1
-    if not (is_divided and facts.parameters and facts.layers and layers):
+    if not (step_memory.is_divided(recipe) and facts.parameters and facts.layers and layers):
         return None
     size = FLOAT32 * facts.parameters if adapter is None else adapter.base
     copies = 2 if trained and adapter is None else 1

@@ -42,6 +42,10 @@ def on_cpu(recipe: Recipe) -> bool:
     return recipe.device in ("auto", "cpu")
 
 
+def is_divided(recipe: Recipe) -> bool:
+    return bool(recipe.cluster.shard) and recipe.cluster.world_size > 1
+
+
 def _rows(recipe: Recipe) -> int:
     """Return the answers that are sampled at the same time, on one replica."""
     return min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.world_size), SEQUENCES_AT_A_TIME)
@@ -78,9 +82,12 @@ def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:
 
 
 def narrow_copies(recipe: Recipe, trained: int | None) -> int | None:
-    """Compute the bytes of bfloat16 copies of `trained` weights, which autocast keeps while answers are sampled."""
+    """Compute the bytes of bfloat16 copies of `trained` weights, which autocast keeps while answers are sampled.
+
+    A divided model has none.
+    """
     is_narrow = recipe.precision == "bfloat16" or (recipe.precision == "auto" and not on_cpu(recipe))
-    return _product(BFLOAT16, trained) if is_narrow else None
+    return _product(BFLOAT16, trained) if is_narrow and not is_divided(recipe) else None
 
 
 def activations(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
