@@ -225,6 +225,7 @@ def test_sampling_in_bfloat16_keeps_a_copy_of_each_trained_weight(model, data, s
     adapter = trained and cost.AdapterSize(trained=trained, base=4 * PARAMETERS)
     parts = cost.memory(inspect_folder(model), recipe(model, data, *settings.split()), reference=False, adapter=adapter)
     assert parts.get("weights in bfloat16 while sampling", 0) == expected
+    assert "weights in another order while sampling" not in parts
 
 
 def test_episodes_of_several_turns_keep_keys_and_values_up_to_a_limit(model, data, tmp_path, monkeypatch):

@@ -96,9 +96,8 @@ def cache_bytes(shape: Shape, width: int) -> float:
 def slots(shape: Shape, card: Card, work: Workload, width: int, taken: int = 0, held_bytes: float = BFLOAT16) -> int:
     """Return how many answers an engine on `width` devices runs at a time, with `taken` bytes of a device in use.
 
-    It holds `held_bytes` of each weight beside them.
-
-    An answer takes its mean length over its run: half of itself, and its prompt.
+    It holds `held_bytes` of each weight beside them. An answer takes its mean length over its run: half of itself, and
+    its prompt.
     """
     free = ENGINE_SHARE * card.memory - engine_weights(shape, width, held_bytes) - taken
     mean = work.prompt_tokens + work.lengths.mean / 2

@@ -46,6 +46,11 @@ def is_divided(recipe: Recipe) -> bool:
     return bool(recipe.cluster.shard) and recipe.cluster.world_size > 1
 
 
+def _is_narrow(recipe: Recipe) -> bool:
+    """Return whether products are in bfloat16."""
+    return recipe.precision == "bfloat16" or (recipe.precision == "auto" and not on_cpu(recipe))
+
+
 def _rows(recipe: Recipe) -> int:
     """Return the answers that are sampled at the same time, on one replica."""
     return min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.world_size), SEQUENCES_AT_A_TIME)
@@ -73,9 +78,9 @@ def sampled_logits(facts: ModelFacts, recipe: Recipe) -> int | None:
 def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:
     """Compute the bytes of the copies of the weights in the order in which a processor reads them.
 
-    The `quantised` ones are not copied.
+    The `quantised` ones are not copied, nor any if products are in bfloat16.
     """
-    if facts.parameters is None or not on_cpu(recipe):
+    if facts.parameters is None or not on_cpu(recipe) or _is_narrow(recipe):
         return None
     weights = FLOAT32 * (facts.parameters - quantised)
     return weights if weights <= PACKED_BYTES else 0
@@ -86,8 +91,7 @@ def narrow_copies(recipe: Recipe, trained: int | None) -> int | None:
 
     A divided model has none.
     """
-    is_narrow = recipe.precision == "bfloat16" or (recipe.precision == "auto" and not on_cpu(recipe))
-    return _product(BFLOAT16, trained) if is_narrow and not is_divided(recipe) else None
+    return _product(BFLOAT16, trained) if _is_narrow(recipe) and not is_divided(recipe) else None
 
 
 def activations(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
