@@ -247,11 +247,12 @@ def steps_until(reward: float, start: float, run: Result) -> float:
 
 
 def seconds_until(reward: float, start: float, run: Result) -> float:
-    """Return after how many seconds of steps the held-out reward is so high first; inf: never."""
-    steps, seconds = steps_until(reward, start, run), run["curve"]["seconds"]
-    return (
-        steps if isinf(steps) else sum(seconds[: int(steps)]) + (steps % 1) * seconds[min(int(steps), len(seconds) - 1)]
-    )
+    """Return after how many seconds of steps the held-out reward is so high; inf: never."""
+    steps = steps_until(reward, start, run)
+    if isinf(steps):
+        return steps
+    seconds = [*run["curve"]["seconds"], 0.0]  # the last step is whole
+    return sum(seconds[: int(steps)]) + steps % 1 * seconds[int(steps)]
 
 
 def passes(runs: Sequence[Result]) -> str:

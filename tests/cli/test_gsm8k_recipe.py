@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from outdo.config.file import load
 from outdo.extras.plan.command import PlanArguments, run_plan
+from outdo.extras.plan.shapes import known_shapes
+from outdo.run.check import cost
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "examples/gsm8k_qwen.toml"
@@ -73,6 +76,16 @@ def test_the_page_has_the_numbers_of_the_plan(row, capsys):
             found, expected = planned(model, trained, gpus, capsys)
             assert said.strip() == f"{expected} min", gpus
             assert gpus.startswith("8x") or f"{found:.1f}" == memory
+
+
+def test_the_page_has_the_memory_that_check_estimates():
+    rows = re.findall(r"^\| (Qwen2.5-[\d.]+B) \| (LoRA|all weights) \| [\d.]+ \| ([\d.]+) \|", PAGE, re.MULTILINE)
+    recipe = load(str(RECIPE), ["model=m", "device=cuda", "data.max_prompt_tokens=256"])
+    assert len(rows) == 4
+    for model, trained, said in rows:
+        facts = known_shapes()[model.lower()].facts
+        parts = cost.alternatives(facts, recipe, reference=True)[trained.replace("all weights", "full")]
+        assert said == f"{cost.peak(parts) / 2**30:.1f}"
 
 
 def test_every_published_number_has_a_source():
