@@ -112,6 +112,20 @@ def adamw8bit(weights):
         FEW_ROWS.format(layer="Linear4bit", few="self.base_layer(x)"),
         "sampling/sampling_logp_difference/max",
     ),
+    "updates that are lost because the weights are rounded to bfloat16": Fault(
+        "smollm2",
+        "torch.optim.adamw",
+        """
+def step(self, closure=None, step=AdamW.step):
+    result = step(self, closure)
+    for group in self.param_groups:
+        for weights in group["params"]:
+            weights.data.copy_(weights.data.bfloat16())
+    return result
+AdamW.step = step
+""",
+        "step_kl",
+    ),
     "a compiled layer that has the weights of the first one": Fault(
         "compile",
         "outdo.models.attention.forward",
