@@ -42,10 +42,11 @@ def lacking() -> str:
     return "" if find_spec("reasoning_gym") else 'reasoning-gym is missing: pip install "outdo[gym]"'
 
 
-def line(wanted: Planned, model: Path) -> Result:
+def line(wanted: Planned, model: Path, threads: int) -> Result:
     """Make a run; return its line of the results."""
     folder, model = FOLDER / wanted.name, run.start(wanted.task, model, FOLDER)
-    made = (run.of_outdo if wanted.library == "outdo" else trl_run.of_trl)(wanted, folder, model)
+    of_library = run.of_outdo if wanted.library == "outdo" else trl_run.of_trl
+    made = of_library(wanted, folder, model, threads)
     found = {
         "name": wanted.name,
         "task": wanted.task,
@@ -69,6 +70,7 @@ def main() -> None:
     """Make the missing runs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm2")
     parser.add_argument("--only", default="", help="beginning of the names of the runs")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each run; two runs with one take less time")
     parser.add_argument("--list", action="store_true", help="print the next missing run, and make none")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -80,7 +82,7 @@ def main() -> None:
         if arguments.list:
             return
         try:
-            found = line(wanted, model)
+            found = line(wanted, model, arguments.threads)
         except (KeyboardInterrupt, run.InterruptedRunError):
             sys.exit("stopped; the run goes on at the next start")
         with RESULTS.open("a") as file:

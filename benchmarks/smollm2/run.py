@@ -13,6 +13,7 @@ from benchmarks.smollm2.plan import Planned
 from outdo.extras.page.bands import read_bands
 from outdo.run.checkpoints.checkpoint import latest, weights_hash
 from outdo.run.folder.run_folder import read_metrics
+from outdo.utils.text import counted
 
 OUTDO = (sys.executable, "-m", "outdo.cli.main")
 CURVE = {
@@ -63,7 +64,7 @@ class InterruptedRunError(Exception):
     """A run was interrupted; it goes on when it is made again."""
 
 
-def of_outdo(run: Planned, folder: Path, model: Path) -> dict[str, Any]:
+def of_outdo(run: Planned, folder: Path, model: Path, threads: int) -> dict[str, Any]:
     """Make what is missing of a run; return its line. Raises `InterruptedRunError`."""
     recipe = EXAMPLES / f"{run.task}.toml"
     settings = [
@@ -72,9 +73,10 @@ def of_outdo(run: Planned, folder: Path, model: Path) -> dict[str, Any]:
         f"optim.lr={run.lr}",
         f"run=./{folder}",
         "checkpoint.keep=1",
+        f"threads={threads}",
         *run.settings,
     ]
-    usage = process([*OUTDO, "train", str(recipe), *settings, "--resume"], folder)
+    usage = process([*OUTDO, "train", str(recipe), *settings, "--resume"], folder, threads)
     metrics = read_metrics(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text())
     environment = json.loads((folder / "environment.json").read_text())
@@ -110,7 +112,7 @@ def start(task: str, model: Path, folder: Path) -> Path:
     return tuned
 
 
-def process(command: Sequence[str], folder: Path) -> dict[str, Any]:
+def process(command: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:
     """Run a command to its end; return what all its attempts took, which stands beside `folder`.
 
     Raises: InterruptedRunError, or RuntimeError if it failed.
@@ -118,7 +120,7 @@ def process(command: Sequence[str], folder: Path) -> dict[str, Any]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_name(f"{folder.name}.usage.jsonl")
     with folder.with_name(f"{folder.name}.log").open("ab") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "2"})
+        child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
         try:
             _, status, used = os.wait4(child.pid, 0)
         except BaseException:  # this program is interrupted: so is the run, which saves its last finished step
@@ -136,7 +138,7 @@ def process(command: Sequence[str], folder: Path) -> dict[str, Any]:
     return {
         "cpu_seconds": round(sum(each["cpu_seconds"] for each in attempts)),
         "peak_bytes": max(each["peak_bytes"] for each in attempts),
-        "processor": processor(),
+        "processor": f"{processor()}, {counted(threads, 'thread')}",
     }
 
 

@@ -1,4 +1,4 @@
-"""The same training by TRL's GRPOTrainer: python -m benchmarks.smollm2.trl_run TASK SEED LR MODEL FOLDER
+"""The same training by TRL's GRPOTrainer: python -m benchmarks.smollm2.trl_run TASK SEED LR MODEL FOLDER THREADS
 
 The process knows no model of outdo's. What it saved is evaluated after it has ended, as any folder of a model is.
 """
@@ -17,10 +17,10 @@ from outdo.rewards import load_reward
 from outdo.rewards.types import RewardInput
 
 
-def of_trl(wanted: Planned, folder: Path, model: Path) -> dict[str, Any]:
+def of_trl(wanted: Planned, folder: Path, model: Path, threads: int) -> dict[str, Any]:
     """Make what is missing of a run; return its line of the results. Raises `InterruptedRunError`."""
-    arguments = [wanted.task, str(wanted.seed), str(wanted.lr), str(model), str(folder)]
-    usage = run.process([sys.executable, "-m", "benchmarks.smollm2.trl_run", *arguments], folder)
+    arguments = [wanted.task, str(wanted.seed), str(wanted.lr), str(model), str(folder), str(threads)]
+    usage = run.process([sys.executable, "-m", "benchmarks.smollm2.trl_run", *arguments], folder, threads)
     recipe = recipe_of(wanted.task)
     evaluations = [
         {"step": step, **evaluated(saved(folder, step), wanted.task, recipe)} for step in evaluated_steps(recipe)
@@ -50,14 +50,14 @@ def evaluated(model: Path, task: str, recipe: dict[str, Any]) -> dict[str, float
     }
 
 
-def train(task: str, seed: int, rate: float, model: str, folder: Path) -> dict[str, Any]:
+def train(task: str, seed: int, rate: float, model: str, folder: Path, threads: int) -> dict[str, Any]:
     """Train with the settings of the task's recipe; return the curve."""
     import torch
     import transformers
     import trl
     from transformers import TrainerCallback
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     log = folder / "steps.jsonl"
 
     class Watch(TrainerCallback):
@@ -166,9 +166,9 @@ def line_of(log: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Train, and write the line."""
-    task, seed, rate, model, folder = sys.argv[1:]
+    task, seed, rate, model, folder, threads = sys.argv[1:]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    line = train(task, int(seed), float(rate), model, Path(folder))
+    line = train(task, int(seed), float(rate), model, Path(folder), int(threads))
     (Path(folder) / "line.json").write_text(json.dumps(line))
 
 
