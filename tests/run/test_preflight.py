@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from outdo.config.file import load
 from outdo.models.inspect_folder import inspect_folder
+from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.run.check import cost, step_memory
 from outdo.run.check.estimate import Sample, estimate
 from outdo.run.check.preflight import Machine, Rendered, check
@@ -208,6 +209,34 @@ def test_memory_is_estimated_from_the_files_alone(model, data):
     assert parts[cost.LIBRARIES] == cost.LIBRARY_BYTES
     assert cost.LIBRARIES not in cost.memory(facts, recipe(model, data, "device=cuda"), reference=True)
     assert "reference weights" not in cost.memory(facts, recipe(model, data), reference=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "questions", "rows"),
+    [
+        ("eval.samples=0", 20, 20),
+        ("eval.samples=3", 20, 60),
+        ("eval.samples=2 eval.greedy=false eval.best=sampled", 20, 40),
+        ("eval.samples=3", 4, 16),  # as many as a step has
+        ("eval.samples=3", 200, SEQUENCES_AT_A_TIME),
+        ("eval.samples=3 cluster.replicas=4", 20, 15),
+    ],
+)
+def test_an_evaluation_with_more_answers_than_a_step_has_a_larger_cache(model, data, settings, questions, rows):
+    run = recipe(model, data, "train.prompts=2", "sampling.max_tokens=6", *settings.split())
+    sample = Sample(tokens={}, of=40, longest=9)
+    parts = estimate(run, inspect_folder(model), sample, Machine(()), questions).memory
+    assert parts["KV cache while sampling"] == 2 * 4 * rows * 64 * 2 * 2 * 2
+    assert parts["logits while sampling"] == rows * (4 + 4 + 8) * 100
+
+
+def test_the_check_counts_the_answers_of_an_evaluation(model, data, tmp_path):
+    (tmp_path / "held-out.jsonl").write_text("".join(f'{{"prompt": "{n}", "answer": "x"}}\n' for n in range(40)))
+    settings = (f"data.eval_path={tmp_path}/held-out.jsonl", "train.prompts=2", "eval.samples=0")
+    logits = [
+        check(recipe(model, data, *settings, f"eval.rows={rows}")).memory["logits while sampling"] for rows in (30, 40)
+    ]
+    assert logits == [30 * 16 * 100, 40 * 16 * 100]
 
 
 @pytest.mark.parametrize(

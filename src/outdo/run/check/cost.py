@@ -171,7 +171,7 @@ def memory(
         "KV cache between turns while sampling": step_memory.kept_turns(facts, recipe, lengths),
         "weights in another order while sampling": step_memory.packed(facts, recipe, quantised),
         "weights in bfloat16 while sampling": step_memory.narrow_copies(recipe, trained),
-        "logits while sampling": step_memory.sampled_logits(facts, recipe),
+        "logits while sampling": step_memory.sampled_logits(facts, recipe, lengths),
     }
     parts: dict[str, int | None] = {
         **permanent,

@@ -1,7 +1,7 @@
 """The memory that a run takes, estimated before its model is loaded from what is known of its data and the machine."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from outdo.config.engines import borrowed_share
@@ -63,9 +63,13 @@ class Estimate(NamedTuple):
     warnings: Sequence[str]
 
 
-def estimate(recipe: Recipe, facts: ModelFacts | None, sample: Sample, machine: Machine) -> Estimate:
-    """Estimate the memory of a run by the lengths of its prompts, or of the longest allowed where none are known."""
+def estimate(recipe: Recipe, facts: ModelFacts | None, sample: Sample, machine: Machine, held_out: int = 0) -> Estimate:
+    """Estimate the memory of a run that evaluates `held_out` questions.
+
+    Prompts have the lengths of those that it trains on, or of the longest allowed where none are known.
+    """
     lengths = lengths_of(recipe, sample, shared=recipe.attention.name != "padded" and not machine.padded)
+    lengths = replace(lengths, evaluated=held_out * max(recipe.eval.greedy, recipe.eval.samples))
     rewards = reward_sizes(recipe)
     memory, alternatives = _memory(recipe, facts, machine, reward_memory(rewards, recipe, lengths.longest), lengths)
     notes = [*_not_downloaded(rewards), *([_lengths_note(lengths, sample)] if memory else [])]

@@ -120,7 +120,8 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     errors += [*unread, *refused]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
-    found = estimate(recipe, facts, sample, machine)
+    held_out = len(questions.evaluated(recipe.eval.rows)) if questions else 0
+    found = estimate(recipe, facts, sample, machine, held_out)
     return Report(
         recipe=recipe,
         errors=errors,

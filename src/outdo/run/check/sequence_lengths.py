@@ -32,6 +32,7 @@ class SequenceLengths:
     prompts: tuple[int, ...]  # of a sample
     completion: int  # of the longest answer
     shared: bool = True  # whether a prompt is computed once for its group
+    evaluated: int = 0  # answers that an evaluation samples
 
     @property
     def longest(self) -> int:

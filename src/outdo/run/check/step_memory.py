@@ -51,16 +51,17 @@ def _is_narrow(recipe: Recipe) -> bool:
     return recipe.precision == "bfloat16" or (recipe.precision == "auto" and not on_cpu(recipe))
 
 
-def _rows(recipe: Recipe) -> int:
-    """Return the answers that are sampled at the same time, on one replica."""
-    return min(-(-recipe.train.prompts * recipe.train.group_size // recipe.cluster.world_size), SEQUENCES_AT_A_TIME)
+def _rows(recipe: Recipe, lengths: SequenceLengths) -> int:
+    """Return the answers that are sampled at the same time, on one replica: those of a step, or of an evaluation."""
+    answers = max(recipe.train.prompts * recipe.train.group_size, lengths.evaluated)
+    return min(-(-answers // recipe.cluster.world_size), SEQUENCES_AT_A_TIME)
 
 
 def kv_cache(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
     """Compute the bytes of keys and values of all sequences sampled at once, in whole blocks, each at its longest."""
     block = CPU_BLOCK if on_cpu(recipe) else ACCELERATOR_BLOCK
     tokens = -(-lengths.longest // block) * block
-    return _product(2 * FLOAT32 * _rows(recipe) * tokens, facts.layers, facts.kv_heads, facts.head_dim)
+    return _product(2 * FLOAT32 * _rows(recipe, lengths) * tokens, facts.layers, facts.kv_heads, facts.head_dim)
 
 
 def kept_turns(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
@@ -70,9 +71,9 @@ def kept_turns(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> i
     return min(every, EPISODE_CACHE_BYTES)
 
 
-def sampled_logits(facts: ModelFacts, recipe: Recipe) -> int | None:
+def sampled_logits(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
     """Compute the bytes of the logits of one token of each answer, and of what is computed to draw it."""
-    return _product(SAMPLED_LOGIT * _rows(recipe), facts.vocab_size)
+    return _product(SAMPLED_LOGIT * _rows(recipe, lengths), facts.vocab_size)
 
 
 def packed(facts: ModelFacts, recipe: Recipe, quantised: int = 0) -> int | None:
