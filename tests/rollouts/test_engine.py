@@ -107,6 +107,23 @@ def test_one_thread_and_two_sample_the_same_tokens():
     torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
 
 
+def test_prompts_are_read_a_few_at_a_time(monkeypatch):
+    """Many prompts in one forward pass would take as much more memory; the tokens are the same."""
+    policy, passes = shared("qwen3"), list[int]()
+    batch = [*many(), dataclasses.replace(many()[0], token_ids=tokens(150, 0))]
+    together = BuiltinEngine(policy).generate(batch, LONG)
+    flat = policy.forward.flat
+
+    def counted(token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        passes.append(len(token_ids))
+        return flat(token_ids, *rest)
+
+    monkeypatch.setattr(policy.forward, "flat", counted)
+    monkeypatch.setattr("outdo.rollouts.engines.builtin.engine.PREFILL_TOKENS", 100)
+    assert BuiltinEngine(policy).generate(batch, LONG) == together
+    assert sorted(passes)[-4:] == [64, 1 + 3 + 17 + 63, 92, 152]  # in multiples of four
+
+
 def test_streams_and_seeds_give_different_answers():
     policy, (first, *_) = shared("qwen3"), requests()
     others = [first.stream._replace(**change) for change in ({"purpose": "eval"}, {"step": 2}, {"sample": 9})]

@@ -3,6 +3,10 @@
 SEQUENCES_AT_A_TIME = 256
 """How many sequences the built-in engine samples at a time in each process."""
 
+PREFILL_TOKENS = 4096
+"""Tokens of prompts that the built-in engine reads in one forward pass, unless a single prompt is longer: so a few
+hundred long prompts take no more memory than a few."""
+
 EPISODE_CACHE_BYTES = 2**30
 """Bytes of keys and values that the built-in engine caches in each process for the next turns of episodes."""
 

@@ -34,7 +34,13 @@ from outdo.rollouts.engines.builtin.sequences import (
     append_next_tokens,
     numbers_of,
 )
-from outdo.rollouts.engines.limits import ACCELERATOR_BLOCK, CPU_BLOCK, HOST_READS_EVERY, SEQUENCES_AT_A_TIME
+from outdo.rollouts.engines.limits import (
+    ACCELERATOR_BLOCK,
+    CPU_BLOCK,
+    HOST_READS_EVERY,
+    PREFILL_TOKENS,
+    SEQUENCES_AT_A_TIME,
+)
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
@@ -230,15 +236,27 @@ class ContinuousBatch:
         waiting = deque(sequences)
         waiting_by_prompt = Counter(sequence.prompt for sequence in sequences)
         while waiting or self.active:
-            free = min(len(waiting), self.rows - len(self.active))
-            if free:
-                self._admit([waiting.popleft() for _ in range(free)], waiting_by_prompt)
+            while admitted := self._next(waiting):
+                self._admit(admitted, waiting_by_prompt)
             if self.active and (self.on_host or self.log is not None):
                 self._decode_step()
             elif self.active:
                 self._decode_on_device()
         if self.log is not None:
             self.log.give(sequences)
+
+    def _next(self, waiting: deque[SequenceState]) -> list[SequenceState]:
+        """Take as many sequences as there are free rows, with at most `PREFILL_TOKENS` tokens to read, or one."""
+        taken: list[SequenceState] = []
+        prompts, tokens = set(self.prefilled), 0
+        while waiting and len(self.active) + len(taken) < self.rows:
+            prompt = waiting[0].prompt
+            tokens += len(waiting[0].request.token_ids) - (len(prompt) if prompt in prompts else 0)
+            if taken and tokens > PREFILL_TOKENS:
+                break
+            prompts.add(prompt)
+            taken.append(waiting.popleft())
+        return taken
 
     def _admit(self, sequences: list[SequenceState], waiting_by_prompt: Counter[tuple[int, ...]]) -> None:
         """Give each sequence a row of the cache, and sample its first token."""
