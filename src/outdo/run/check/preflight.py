@@ -120,8 +120,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     errors += [*unread, *refused]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
-    held_out = len(questions.evaluated(recipe.eval.rows)) if questions else 0
-    found = estimate(recipe, facts, sample, machine, held_out)
+    found = estimate(recipe, facts, sample, machine, held_out=_evaluated(recipe, questions))
     return Report(
         recipe=recipe,
         errors=errors,
@@ -229,6 +228,11 @@ def _overlong(
     held_out, _, unread = sample_of(recipe, facts, questions.evaluated(recipe.eval.rows), render)
     refused, dropped = overlong_prompts(held_out, recipe.data.overlong, "held-out")
     return [*errors, *unread, *refused], [*warnings, *dropped]
+
+
+def _evaluated(recipe: Recipe, questions: Questions | None) -> int:
+    """Return how many held-out questions each evaluation asks."""
+    return len(questions.evaluated(recipe.eval.rows)) if questions else 0
 
 
 def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
