@@ -35,8 +35,9 @@ ALL_METHODS = ("grpo", "lora", *list(METHODS)[1:], *FURTHER_METHODS)
 
 
 def of(runs: Sequence[Result], task: str, method: str) -> list[Result]:
-    """Return the runs of a method on a task, one for each seed."""
-    return [run for run in runs if run["name"].startswith(f"{task}/{method}/")]
+    """Return the runs of a method on a task, by seed; those of its tuning by learning rate."""
+    made = [run for run in runs if run["name"].startswith(f"{task}/{method}/")]
+    return sorted(made, key=lambda run: (run["lr"], run["seed"]))
 
 
 def rows(head: str, lines: Sequence[str]) -> str:
