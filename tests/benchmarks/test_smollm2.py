@@ -157,10 +157,13 @@ def test_a_learning_rate_is_chosen_from_the_tuning_before_any_seed_runs():
 def test_an_interrupted_run_is_told_from_one_that_failed_and_its_attempts_are_added(tmp_path: Path):
     folder = tmp_path / "run"
     with pytest.raises(run.InterruptedRunError):
-        run.process(["sh", "-c", "kill -TERM $$"], folder)
+        run.process(["sh", "-c", "kill -TERM $$"], folder, 1)
     with pytest.raises(RuntimeError, match="ended with 3"):
-        run.process(["sh", "-c", "exit 3"], folder)
-    found = run.process([sys.executable, "-c", "sum(range(10**7))"], folder)
+        run.process(["sh", "-c", "exit 3"], folder, 1)
+    found = run.process(
+        [sys.executable, "-c", "import os; assert os.environ['OMP_NUM_THREADS'] == '1'; sum(range(10**7))"], folder, 1
+    )
+    assert found["processor"].endswith(", 1 thread")
     assert found["peak_bytes"] > 1e6
     assert len(rows(tmp_path / "run.usage.jsonl")) == 3
 
