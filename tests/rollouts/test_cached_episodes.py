@@ -17,8 +17,9 @@ from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.episode import Reply
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine, ContinuousBatch
 from outdo.rollouts.engines.builtin.episode_cache import EpisodeCache
+from outdo.rollouts.engines.builtin.sequences import SequenceState
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import ARCHITECTURES, tiny_model
 from outdo.types import Batch, Completion, Group, Request
@@ -113,6 +114,24 @@ def test_a_later_turn_depends_on_no_other_episode_and_not_on_what_is_kept() -> N
             for place, (request, answer) in enumerate(zip(batch, answers, strict=True))
         ]
     assert max(len(request.token_ids) for request in batch) > 192
+
+
+def test_cached_turns_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is not cached counts as read: 24 tokens here, of more than 300 in all."""
+    engine, batch = BuiltinEngine(shared("qwen3")), begun((63, 90))
+    batch = [next_turn(*each, written=5) for each in zip(batch, engine.generate(batch, SAMPLING), strict=True)]
+    admitted: list[int] = []
+    admit = ContinuousBatch._admit
+
+    def noted(self: ContinuousBatch, sequences: list[SequenceState], *rest: Any) -> None:
+        admitted.append(len(sequences))
+        admit(self, sequences, *rest)
+
+    monkeypatch.setattr(ContinuousBatch, "_admit", noted)
+    monkeypatch.setattr("outdo.rollouts.engines.builtin.engine.PREFILL_TOKENS", 24)
+    answers = engine.generate(batch, SAMPLING)
+    assert without_keeping(engine).generate(batch, SAMPLING) == answers
+    assert admitted == [4, 1, 1, 1, 1]
 
 
 def test_keys_that_are_copied_in_parts_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,7 +236,7 @@ class ContinuousBatch:
         waiting = deque(sequences)
         waiting_by_prompt = Counter(sequence.prompt for sequence in sequences)
         while waiting or self.active:
-            while admitted := self._next(waiting):
+            while admitted := self._take(waiting):
                 self._admit(admitted, waiting_by_prompt)
             if self.active and (self.on_host or self.log is not None):
                 self._decode_step()
@@ -245,16 +245,18 @@ class ContinuousBatch:
         if self.log is not None:
             self.log.give(sequences)
 
-    def _next(self, waiting: deque[SequenceState]) -> list[SequenceState]:
+    def _take(self, waiting: deque[SequenceState]) -> list[SequenceState]:
         """Take as many sequences as there are free rows, with at most `PREFILL_TOKENS` tokens to read, or one."""
         taken: list[SequenceState] = []
-        prompts, tokens = set(self.prefilled), 0
+        prefilled, unread = set(self.prefilled), 0
         while waiting and len(self.active) + len(taken) < self.rows:
-            prompt = waiting[0].prompt
-            tokens += len(waiting[0].request.token_ids) - (len(prompt) if prompt in prompts else 0)
-            if taken and tokens > PREFILL_TOKENS:
+            request, prompt = waiting[0].request, waiting[0].prompt
+            cached = self.episode_cache.cached_tokens(request)
+            unread += len(request.token_ids) - (cached or len(prompt) * (prompt in prefilled))
+            if taken and unread > PREFILL_TOKENS:
                 break
-            prompts.add(prompt)
+            if not cached:
+                prefilled.add(prompt)
             taken.append(waiting.popleft())
         return taken
 

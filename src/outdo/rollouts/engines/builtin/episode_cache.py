@@ -49,6 +49,11 @@ class EpisodeCache:
     def __len__(self) -> int:
         return len(self._episodes)
 
+    def cached_tokens(self, request: Request) -> int:
+        """Return how many tokens of a request need not be read."""
+        cached = None if request.episode is None else self._episodes.get(request.episode)
+        return len(cached.token_ids) if cached and cached.continues(request) else 0
+
     def take(self, request: Request) -> CachedEpisode | None:
         """Remove and return the cached episode of a request; None if the request does not continue it."""
         if request.episode is None or (cached := self._remove(request.episode)) is None:
