@@ -85,6 +85,8 @@ def main() -> None:
             found = line(wanted, model, arguments.threads)
         except (KeyboardInterrupt, run.InterruptedRunError):
             sys.exit("stopped; the run goes on at the next start")
+        except run.FailedRunError as error:
+            sys.exit(str(error))
         with RESULTS.open("a") as file:
             file.write(json.dumps(found) + "\n")
         if not wanted.name.endswith("grpo/0"):  # whose page is shown

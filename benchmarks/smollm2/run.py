@@ -64,6 +64,10 @@ class InterruptedRunError(Exception):
     """A run was interrupted; it goes on when it is made again."""
 
 
+class FailedRunError(RuntimeError):
+    """A process of a run has failed, or another process makes this run now."""
+
+
 def of_outdo(run: Planned, folder: Path, model: Path, threads: int) -> dict[str, Any]:
     """Make what is missing of a run; return its line. Raises `InterruptedRunError`."""
     recipe = EXAMPLES / f"{run.task}.toml"
@@ -115,7 +119,7 @@ def start(task: str, model: Path, folder: Path) -> Path:
 def process(command: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:
     """Run a command to its end; return what all its attempts took, which stands beside `folder`.
 
-    Raises: InterruptedRunError, or RuntimeError if it failed.
+    Raises: InterruptedRunError, or FailedRunError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_name(f"{folder.name}.usage.jsonl")
@@ -133,7 +137,7 @@ def process(command: Sequence[str], folder: Path, threads: int) -> dict[str, Any
     if code in INTERRUPTED:
         raise InterruptedRunError
     if code:
-        raise RuntimeError(f"{' '.join(command)} ended with {code}; see {log.name}")
+        raise FailedRunError(f"{' '.join(command)} ended with {code}; see {log.name}")
     attempts = [json.loads(line) for line in file.read_text().splitlines()]
     return {
         "cpu_seconds": round(sum(each["cpu_seconds"] for each in attempts)),

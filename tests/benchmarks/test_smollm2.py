@@ -158,7 +158,7 @@ def test_an_interrupted_run_is_told_from_one_that_failed_and_its_attempts_are_ad
     folder = tmp_path / "run"
     with pytest.raises(run.InterruptedRunError):
         run.process(["sh", "-c", "kill -TERM $$"], folder, 1)
-    with pytest.raises(RuntimeError, match="ended with 3"):
+    with pytest.raises(run.FailedRunError, match="ended with 3"):
         run.process(["sh", "-c", "exit 3"], folder, 1)
     found = run.process(
         [sys.executable, "-c", "import os; assert os.environ['OMP_NUM_THREADS'] == '1'; sum(range(10**7))"], folder, 1
