@@ -6,6 +6,7 @@ The program can be stopped at any moment, and goes on there when it is started a
 
 import argparse
 import json
+import re
 import shutil
 import signal
 import sys
@@ -29,10 +30,13 @@ def results() -> list[dict[str, Any]]:
 
 
 def missing(only: str) -> Planned | None:
-    """Return the next run that the results lack."""
-    done = results()
+    """Return the next run that the results lack, whose name begins with `only`.
+
+    The beginning ends with a word: `tuning/target` is not that of `tuning/target_essay`.
+    """
+    done, asked = results(), re.compile(rf"{re.escape(only)}\b")
     names = {each["name"] for each in done}
-    return next((each for each in planned(done) if each.name not in names and each.name.startswith(only)), None)
+    return next((each for each in planned(done) if each.name not in names and asked.match(each.name)), None)
 
 
 def lacking() -> str:

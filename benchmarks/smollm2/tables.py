@@ -148,9 +148,8 @@ def methods(runs: Sequence[Result]) -> str:
     drifts = drifts_at_equal_reward(made)
     lines = []
     for name, each in made.items():
-        reached = [
-            f"{fmean(answers_until(run, start + share * (best - start)) for run in each):,.0f}" for share in (0.5, 0.8)
-        ]
+        counts = [[answers_until(run, start + share * (best - start)) for run in each] for share in (0.5, 0.8)]
+        reached = ["not all seeds" if isinf(max(count)) else f"{fmean(count):,.0f}" for count in counts]
         rewards = " ".join(f"{run['after']['rows/greedy_reward']:.3f}" for run in each)
         lines.append(
             f"| `{name}` | {each[0]['lr']:g} | {rewards} "

@@ -12,6 +12,7 @@ import torch
 from smollm2 import model_folder
 from transformers import AutoTokenizer
 
+from benchmarks.smollm2 import __main__ as program
 from benchmarks.smollm2 import run, trl_run, trl_step
 from benchmarks.smollm2.plan import RATES, best_rate, planned
 from outdo.extras.episodes.template import Template
@@ -190,3 +191,13 @@ def test_the_rows_of_trl_become_groups_and_are_found_again():
     assert order == [0, 2, 1]
     assert [group.prompt.token_ids for group in groups] == [(5,), (6, 7)]
     assert [[each.reward for each in group.rollouts] for group in groups] == [[1.0, 0.0], [0.5]]
+
+
+def test_the_beginning_of_names_ends_with_a_word(monkeypatch: pytest.MonkeyPatch):
+    done = [{"name": f"tuning/target/{lr:g}", "lr": lr, "curve": {"reward": [0.5]}} for lr in RATES]
+    monkeypatch.setattr(program, "results", lambda: done)
+    assert program.missing("tuning/target") is None
+    for only, first in (("tuning/target_essay", "1e-05"), ("instructions/target", "0"), ("", None)):
+        found = program.missing(only)
+        assert found is not None
+        assert first is None or found.name == f"{only}/{first}"
