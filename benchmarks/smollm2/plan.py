@@ -61,6 +61,8 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
         yield Planned(name="instructions/broken/0", task="instructions", lr=lr, seed=0, settings=BROKEN)
         for seed in SEEDS:
             yield Planned(name=f"instructions/trl/{seed}", task="instructions", lr=lr, seed=seed, library="trl")
+        # grpo/0 on the processor of TRL's runs, with as many threads: its seconds and memory are compared with theirs
+        yield Planned(name="instructions/beside_trl/0", task="instructions", lr=lr, seed=0)
     yield from tuning("lora", LORA, LORA_RATES)
     yield from seeds("instructions", "lora", results, LORA)
     for method in ("dapo", "gspo", "target"):

@@ -218,7 +218,8 @@ def trl_on(task: str, runs: Sequence[Result]) -> str:
     cells = (f"{min(each):.3f} to {max(each):.3f}" for each in held_out.values())
     lines.append(f"| held-out reward, rows | {' | '.join(cells)} | |")
     start, goal = both["outdo"][0]["before"][HELD_OUT], min(map(fmean, held_out.values()))
-    beside = {name: on_processors(each, both.values()) for name, each in both.items()}
+    timed = {**both, "outdo": [*both["outdo"], *of(runs, task, "beside_trl")]}
+    beside = {name: on_processors(each, timed.values()) for name, each in timed.items()}
     measured: dict[str, tuple[Mapping[str, list[Result]], Callable[[Result], float]]] = {
         f"steps to {goal:.3f} of it": (both, lambda run: steps_until(goal, start, run)),
         "the same in seconds": (beside, lambda run: seconds_until(goal, start, run)),

@@ -95,6 +95,8 @@ def test_time_and_memory_are_compared_where_both_ran_on_the_same_processor():
     assert tables.trl([*here, *there]).splitlines()[10:] == [
         f"| {title} |  |  | |" for title in ("the same in seconds", "processor seconds", "peak GB")
     ]
+    beside = made("instructions/beside_trl/0", processor="D", cpu_seconds=7)
+    assert tables.trl([*here, *there, beside]).splitlines()[11] == "| processor seconds | 7.0 | 100.0 | |"
 
 
 def test_steps_to_a_reward_are_interpolated_between_evaluations():
