@@ -1,6 +1,7 @@
 """Test the advantage estimators against numbers worked out by hand, and that ignored rollouts do not count."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 
@@ -100,6 +101,16 @@ def test_eps_is_added_to_the_standard_deviation() -> None:
     values = rewards(0, 2, 4)  # σ = 2
     assert_close(group_standardised(values, one_group(values), eps=2.0), rewards(-0.5, 0, 0.5))
     assert_close(group_standardised(values, one_group(values)), rewards(-1, 0, 1) * 2 / (2 + 1e-6))
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [group_standardised, batch_standardised, partial(leave_one_out, whiten=True), partial(best_of_group, scale=True)],
+)
+def test_without_eps_equal_rewards_and_a_group_of_one_get_advantage_0(advantage: Callable[..., Tensor]) -> None:
+    assert advantage(rewards(1, 1, 3), torch.tensor([0, 0, 1]), eps=0.0).eq(0).all()
+    assert advantage(rewards(1, 1, 1), torch.tensor([0, 0, 1]), eps=0.0).eq(0).all()
+    assert_close(group_standardised(rewards(0, 2), torch.tensor([0, 0]), eps=0.0), rewards(-1, 1) / math.sqrt(2))
 
 
 @EVERY_RELATIVE

@@ -5,6 +5,9 @@ tokens sampled from πθ ("on") or from π_old ("off"), with D taken as it is, t
 ratio.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +17,7 @@ from toys import batch_of, rollout
 
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.divergences import Divergence, k1, k2, k3
+from outdo.algorithms.objectives.presets import gspo, gspo_token
 from outdo.algorithms.objectives.surrogates import Surrogate, log_likelihood, unclipped
 from outdo.extras.explain.explain import table
 from outdo.types import Batch, TokenScores
@@ -90,6 +94,33 @@ def test_the_gradient_of_a_divergence_in_the_loss(
             assert distance(gradient, exact) < EXACT
         else:
             assert distance(gradient, exact) > CLEARLY_DIFFERENT
+
+
+def gradient_over_answers(objective: ComposedObjective) -> Tensor:
+    """Return the expected gradient of β · D over all answers of two tokens, each drawn from π_old. [V]"""
+    logits, old, ref = policies()
+    policy = logits.log_softmax(0)
+    pairs = torch.cartesian_prod(torch.arange(VOCABULARY), torch.arange(VOCABULARY))  # [V^2, 2]
+    batch = batch_of([rollout(2, token_ids=tuple(pair)) for pair in pairs.tolist()])
+
+    def answers(values: Tensor) -> Tensor:
+        return torch.cat([torch.zeros(len(pairs), 1, dtype=values.dtype), values[pairs]], dim=1)  # [V^2, 3]
+
+    mean = answers(old).sum(1, keepdim=True).exp() / 2  # the probability of an answer, 1 / |o|
+    batch = batch.with_(old_logprobs=answers(old), ref_logprobs=answers(ref), advantages=torch.zeros_like(answers(old)))
+    objective = replace(objective, weight=lambda batch: mean)
+    scores = TokenScores(logprobs=answers(policy))
+    return torch.autograd.grad(objective(scores, batch).divergence, logits)[0]
+
+
+@pytest.mark.parametrize("preset", [gspo, gspo_token])
+def test_gspo_has_the_reverse_divergence_although_its_ratio_is_that_of_the_answer(
+    preset: Callable[..., ComposedObjective],
+) -> None:
+    objective, truth = preset(beta=1.0), true_gradients()
+    assert distance(gradient_over_answers(objective), truth["reverse"]) < EXACT
+    of_answers = gradient_over_answers(replace(objective, kl_level=objective.level))  # as in TRL
+    assert all(distance(of_answers, exact) > CLEARLY_DIFFERENT for exact in truth.values())
 
 
 @pytest.mark.parametrize(("sampled", "surrogate"), [("on", log_likelihood), ("off", unclipped)])

@@ -285,6 +285,7 @@ def corrected(correction: corrections.Correction, weights: Sequence[float], adva
         (corrections.reject(high=0.76), W, [1, 1, 1]),
         (corrections.reject(high=0.74), W, [0, 0, 0]),
         (corrections.reject(level="sequence", high=2.24), W, [0, 0, 0]),
+        (corrections.reject(estimator="k1", level="sequence", high=30.0), [1e-5] * 3, [0, 0, 0]),  # 3 · 11.5 nats
         # the largest k2 is .961, the largest k3 1.614: of the last token
         (corrections.reject(estimator="k2", level="max", high=0.97), W, [1, 1, 1]),
         (corrections.reject(estimator="k2", level="max", high=0.95), W, [0, 0, 0]),
@@ -374,6 +375,9 @@ def test_high_entropy_keeps_the_advantage_of_only_the_most_uncertain_tokens() ->
     assert_close(kept[batch.loss_mask], batch.advantages[batch.loss_mask] * (trained >= trained.quantile(0.75)))
     assert kept[batch.loss_mask].count_nonzero() == 3  # of 9: the quantile is the third
     assert requirements_of(high_entropy()) == Requires(old_entropy=True)
+    for share in (0.1, 0.2, 0.3, 0.7, 1.0):
+        kept = high_entropy(share=share)(batch.with_(old_entropy=spoilt)).advantages
+        assert kept[batch.loss_mask].ne(0).equal(trained >= trained.quantile(1 - share))
     empty, logprobs = with_noise(batch_of([rollout(0)]))
     assert high_entropy()(empty.with_(old_entropy=logprobs)).advantages is not None
 

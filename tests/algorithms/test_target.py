@@ -92,6 +92,7 @@ def test_the_targets_of_the_tilt_and_clip_rules():
     logprobs, sign, full = doubles([0.1, 0.1]).log(), doubles([1.0, -1.0]), torch.ones(2)
     assert_close(tilt_rule(0.5)(logprobs, sign, full).exp(), doubles([0.1 * math.exp(0.5), 0.1 * math.exp(-0.5)]))
     assert_close(clip_rule(0.2, 0.3)(logprobs, sign, full).exp(), doubles([0.13, 0.08]))
+    assert_close(clip_rule(0.2, 0.3)(logprobs, 6 * sign, full).exp(), doubles([0.28, 1e-4]))  # not 0.1 - 0.12
 
 
 # -------------------------------------------------------------------------------------------------- the prefix tree
@@ -245,6 +246,12 @@ def test_a_neutral_context_is_trained_only_with_hold(loss):
     assert (pulled[2:] > 0).all() or loss == "hinge"  # hinge never pulls back
 
 
+def test_the_rounding_of_opposite_advantages_does_not_train_a_context():
+    batch = one_context([0.3, -0.3 + 1e-8], tokens=[3, 3]).with_(old_logprobs=doubles([[0, -1.0], [0, -1.0]]))
+    objective = essay()
+    assert evaluate(objective, doubles([[0, -0.9], [0, -0.9]]), objective.prepare(batch))[1].eq(0).all()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -389,6 +396,12 @@ def test_an_advantage_counts_up_to_the_limit():
     found, _ = one_target([0.1, 0.1], [2.0, -5.0], rule="tilt", limit=3.0, unsampled="share")
     raw = 0.1 * doubles([2.0, -3.0]).exp()
     assert_close(found, raw / (raw.sum() + 0.8))
+
+
+@pytest.mark.parametrize("unsampled", ["share", "fixed"])
+def test_the_largest_tilt_does_not_overflow(unsampled):
+    found, _ = one_target([0.1, 0.2], [10.0, -10.0], rule="tilt", eta=100.0, limit=10.0, unsampled=unsampled)
+    assert_close(found, doubles([1.0 if unsampled == "share" else 0.3, 0.0]))
 
 
 @FEW

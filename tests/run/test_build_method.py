@@ -107,6 +107,10 @@ def test_a_kl_added_to_a_preset_is_multiplied_with_the_ratio_where_that_is_right
     assert not objective_of(recipe("train.objective={name='dapo', beta=0.1, divergence='k2'}")).kl_ratio
     assert not objective_of(recipe("train.objective={name='dapo', beta=0.1, kl_ratio=false}")).kl_ratio
     assert not objective_of(recipe("train.objective={name='grpo', beta=0.1}")).kl_ratio
+    for divergence, right in (("k1", True), ("k2", False), ("abs", False)):
+        options = f"beta=0.1, divergence='{divergence}'"
+        assert objective_of(recipe(f"train.objective={{name='gspo', {options}}}")).kl_ratio == right
+        assert not objective_of(recipe(f"train.objective={{name='grpo', {options}}}")).kl_ratio
 
 
 def test_a_setting_in_the_recipe_overrides_a_convention():

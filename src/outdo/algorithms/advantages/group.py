@@ -28,7 +28,7 @@ def group_standardised(
     """
     same = group[:, None] == group  # [B, B]
     centred = group_centred(rewards, group)
-    return centred / (deviation(centred, same) + eps)
+    return divided(centred, deviation(centred, same), eps)
 
 
 def group_centred(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
@@ -54,7 +54,7 @@ def leave_one_out(
     if not whiten:
         return advantages
     compared = (size > 1)[:, None] & (size > 1)  # [B, B]
-    return advantages / (deviation(advantages, compared) + eps)
+    return divided(advantages, deviation(advantages, compared), eps)
 
 
 def batch_standardised(
@@ -67,7 +67,7 @@ def batch_standardised(
     """
     one = torch.zeros_like(group)
     spread = deviation(group_centred(rewards, one), one[:, None] == one)  # [B]
-    return group_centred(rewards, group) / (spread + eps)
+    return divided(group_centred(rewards, group), spread, eps)
 
 
 def best_of_group(
@@ -82,7 +82,7 @@ def best_of_group(
     others = same & ~torch.eye(len(group), dtype=torch.bool, device=group.device)
     rival = torch.where(others, rewards, -torch.inf).amax(1)
     ahead = (rewards - rival).clamp(min=0).where(others.any(1), 0.0)
-    return ahead / (deviation(group_centred(rewards, group), same) + eps) if scale else ahead
+    return divided(ahead, deviation(group_centred(rewards, group), same), eps) if scale else ahead
 
 
 @requires(right=True)
@@ -147,6 +147,11 @@ def sign(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, band: float = 
 def reward(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = r_i: REINFORCE without a baseline (Williams 1992), so equal rewards and a group of one are not set to 0."""
     return rewards
+
+
+def divided(values: Float[Tensor, "B ..."], spread: Float[Tensor, "B ..."], eps: float) -> Float[Tensor, "B ..."]:
+    """Compute values / (spread + eps), and 0 where nothing differs: the spread is 0, and eps may be 0."""
+    return (values / (spread + eps)).where(spread > 0, 0.0)
 
 
 def deviation(centred: Float[Tensor, "B"], same: Bool[Tensor, "B B"]) -> Float[Tensor, "B"]:

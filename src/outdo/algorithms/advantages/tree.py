@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from outdo.algorithms.advantages.base import rewards_of
-from outdo.algorithms.advantages.group import deviation, group_centred
+from outdo.algorithms.advantages.group import deviation, divided, group_centred
 from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of
 from outdo.algorithms.prefix_tree import prefix_tree
 from outdo.types import Batch
@@ -51,7 +51,7 @@ def tree(batch: Batch, *, shrink: float = 0.0, scale: bool = False, eps: float =
         advantages[:, t] = (returns[:, t] - baseline).where(here & compared, 0.0)
         baseline = baseline - rewards[:, t]  # from the return of this token on to that of the next
     if scale:
-        advantages = advantages / (_spread(batch) + eps)[:, None]
+        advantages = divided(advantages, _spread(batch)[:, None], eps)
     return batch.with_(advantages=advantages.to(batch.rewards.dtype))
 
 

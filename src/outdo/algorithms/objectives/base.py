@@ -58,6 +58,7 @@ class ComposedObjective:
     divergence: Divergence = k3
     beta: SupportsFloat = 0.0
     kl_ratio: bool = False  # multiply D by ρ, including its gradient: then it is unbiased off-policy
+    kl_level: Level = token  # of that ρ. D is a divergence of tokens: with an answer's ratio it is biased
     weight: Weight = sequence_mean
     entropy_bonus: SupportsFloat = 0.0
     entropy_weight: Weight | None = None  # w_H; None: the same as `weight`
@@ -111,7 +112,7 @@ class ComposedObjective:
         if _is_used(self.beta):
             distance = self.divergence(logprobs, given(batch.ref_logprobs, "ref_logprobs"))
             distance = check(distance, TOKENS, "divergence", self.divergence)
-            distance = distance * ratio.exp() if self.kl_ratio else distance
+            distance = distance * self.kl_level(log_ratios, mask).exp() if self.kl_ratio else distance
             divergence = float(self.beta) * weighted(distance, self.weight)
         if _is_used(self.entropy_bonus):
             spread = given(scores.entropy, "entropy")

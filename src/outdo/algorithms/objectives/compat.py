@@ -192,9 +192,11 @@ def compat(library: Library, objective: ComposedObjective) -> ComposedObjective:
         weight = token_mean
     if convention.every_row(objective) and weight is not token_mean:
         weight = every_row(weight)
+    level = convention.level(objective.level)
     return replace(
         objective,
-        level=convention.level(objective.level),
+        level=level,
+        kl_level=level,
         weight=weight,
         surrogate=_with_dual(objective, convention.dual),
         log_ratio_clamp=LOG_RATIO_CLAMP if convention.clamped(objective) else math.inf,

@@ -7,8 +7,10 @@ weights and needs no correction; the mismatch is measured at every step.
 w = π_old / π_rollout is taken at one of three levels:
 
     "token"      w_it                        the probability of the token
-    "sequence"   Π_t w_it                    that of the whole answer, its logarithm clamped to ±20
+    "sequence"   Π_t w_it                    that of the whole answer
     "geometric"  (Π_t w_it)^(1 / |o_i|)      its mean per token
+
+The logarithm of w is clamped to ±20.
 
 A correction multiplies only S, never D or H, and denominators stay the same: a token with c = 0 still counts.
 TRL's four modes are `truncate` and `mask` at the levels "token" and "sequence", with low = 0 and high = 3.
@@ -102,7 +104,10 @@ def reject(
     for k1 are exponentials of these, on π_rollout / π_old; `low = math.log(0.5)`, `high = math.log(2)` is verl's
     "0.5_2". AReaL's k1 and k3 are those of 1 / w: its k1 is log w, its k3 is 1/w - 1 + log w.
     """
-    estimate, combine = _choice("estimator", estimator, ESTIMATORS), _choice("level", level, LEVELS | {"max": _largest})
+    estimate, combine = (
+        _choice("estimator", estimator, ESTIMATORS),
+        _choice("level", level, LEVELS | {"sequence": _sum, "max": _largest}),
+    )
     least = -high if low is None else low
 
     def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
@@ -140,6 +145,11 @@ def product(*corrections: Correction) -> Correction:
         return factor
 
     return correction
+
+
+def _sum(values: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Return the sum of each answer at each of its tokens. Unlike a logarithm of a ratio it has no limit."""
+    return values.sum(1, keepdim=True) * loss_mask
 
 
 def _largest(values: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:

@@ -115,12 +115,13 @@ def bnpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.0) ->
 def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) -> ComposedObjective:
     """Group Sequence Policy Optimization; arXiv 2507.18071 equations 5 and 7.
 
-        J = 1/B Σ_i { min[s_i Â_i, clip(s_i, 1 - clip_low, 1 + clip_high) Â_i] - β s_i 1/|o_i| Σ_t k3(πθ, π_ref) }
+        J = 1/B Σ_i { min[s_i Â_i, clip(s_i, 1 - clip_low, 1 + clip_high) Â_i] - β 1/|o_i| Σ_t ρ_it k3(πθ, π_ref) }
         s_i = exp(1/|o_i| Σ_t log ρ_it)
 
     The bounds are the paper's (section 5.1). Published with Â = group_standardised; it leaves the KL out.
     What differs: nothing known. TRL gives the same with `importance_sampling_level` "sequence" and `loss_type` "grpo"
-    only; verl has `gspo_token` under this name, with log s_it clamped below 10; AReaL takes a mean over tokens.
+    only, and multiplies the KL by s_i, with which its gradient is not that of the reverse KL; verl has `gspo_token`
+    under this name, with log s_it clamped below 10; AReaL takes a mean over tokens.
     """
     return ComposedObjective(
         level=sequence,
@@ -135,10 +136,10 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) 
 def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) -> ComposedObjective:
     """GSPO with an advantage per token; arXiv 2507.18071 section 4.3.
 
-        J = 1/B Σ_i 1/|o_i| Σ_t { min[s_it Â_it, clip(s_it, 1 - clip_low, 1 + clip_high) Â_it] - β s_it k3(πθ, π_ref) }
+        J = 1/B Σ_i 1/|o_i| Σ_t { min[s_it Â_it, clip(s_it, 1 - clip_low, 1 + clip_high) Â_it] - β ρ_it k3(πθ, π_ref) }
         s_it = sg[s_i] πθ(o_it) / sg[πθ(o_it)]
 
-    Where all tokens of an answer have one Â, value and gradient are those of `gspo` (at β = 0).
+    Where all tokens of an answer have one Â, value and gradient are those of `gspo`.
     What differs: TRL 1.16 has dropped it; verl calls it "gspo".
     """
     return ComposedObjective(

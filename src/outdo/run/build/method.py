@@ -111,7 +111,8 @@ def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) ->
             return objective
         if not isinstance(objective, ComposedObjective):
             raise ValueError(f"it has no {', no '.join(replaced)} to replace")
-        if "beta" in replaced:  # the factor ρ where it makes the gradient that of the reverse KL
+        if "beta" in replaced or ("divergence" in replaced and objective.kl_ratio):
+            # the factor ρ where it makes the gradient that of the reverse KL
             divergence = Piece.model_validate(replaced.get("divergence", "k3")).name
             replaced = {"kl_ratio": divergence in ("k1", "k3"), **replaced}
         return replace(objective, **{name: _override(name, value, filled) for name, value in replaced.items()})

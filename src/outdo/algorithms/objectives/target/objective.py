@@ -61,7 +61,8 @@ def target(
 
         "tilt"    p e^(eta s)
         "power"   p^(power^-s)      good tokens get √p, bad ones p², neutral and evenly disputed tokens keep p
-        "clip"    p (1 + clip_high s), p (1 + clip_low s) where s < 0: the bounds at which GRPO would stop
+        "clip"    p (1 + clip_high s), or p (1 + clip_low s) where s < 0, at least p / 1000: with s = ±1 the bounds at
+                  which GRPO would stop
 
     `unsampled` is where the probability that the targets add or remove comes from and goes to:
 

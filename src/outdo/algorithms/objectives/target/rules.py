@@ -1,7 +1,7 @@
 """Target probabilities of the sampled tokens, fixed before the first pass over a batch.
 
 A **context** c is an exact token prefix. S(c) are the distinct tokens that the answers of a group sampled after it. p_v
-is the probability of token v under π_old. s_v in [-1, 1] is the mean advantage, clamped to [-1, 1], of the answers that
+is the probability of token v under π_old. s_v is the mean advantage, each clamped to ±`limit`, of the answers that
 contain v there. A rule computes the target τ_v from p_v and s_v. The remaining probability, 1 - Σ_S τ, is that of all
 tokens that no answer sampled: the **rest**.
 
@@ -24,6 +24,8 @@ Rule = Callable[[Float[Tensor, "N"], Float[Tensor, "N"], Float[Tensor, "N"]], Fl
 """`(log p, s, strength) -> log τ`, each [N]. With strength 0 the target is p itself, with 1 the complete rule."""
 
 HALVINGS = 50
+LEAST = 1e-3
+"""The lowest share of its probability that the clip rule leaves to a bad token."""
 TINY = 1e-300
 """The lowest divisor: the sampled tokens of a context may have no probability that float64 can tell from 0."""
 
@@ -51,13 +53,16 @@ def tilt_rule(eta: float = 1.0) -> Rule:
 
 
 def clip_rule(clip_low: float = 0.2, clip_high: float = 0.2) -> Rule:
-    """τ = p (1 + strength clip_high s) if s > 0, p (1 + clip_low s) if s < 0: where PPO's clip would stop."""
+    """τ = p (1 + strength clip_high s) if s > 0, p max(LEAST, 1 + clip_low s) if s < 0: where PPO's clip would stop.
+
+    PPO's bound is that of |s| = 1. Without `LEAST` an answer far below its group would have a negative target.
+    """
 
     def rule(
         logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
     ) -> Float[Tensor, "N"]:
         change = clip_high * sign.clamp(min=0) + clip_low * sign.clamp(max=0)
-        return logprobs + (strength * change).log1p()
+        return logprobs + (strength * change).clamp(min=LEAST - 1).log1p()
 
     return rule
 
@@ -114,9 +119,10 @@ def normalised_logprobs(
     """
     complete = rule(logprobs, sign, torch.ones_like(sign))
     left = rest(logprobs, context)  # [C]
-    sampled = _sum(complete.exp(), context, len(left))
-    size = sampled / (1 - left).clamp(min=TINY) if fixed else sampled + left
-    return complete - size.log()[context]
+    peak = torch.zeros_like(left).scatter_reduce(0, context, complete, "amax")  # [C], at least 0: e^-peak is finite
+    sampled = _sum((complete - peak[context]).exp(), context, len(left))
+    size = sampled / (1 - left).clamp(min=TINY) if fixed else sampled + left * (-peak).exp()
+    return complete - (size.log() + peak)[context]
 
 
 def rest(logprobs: Float[Tensor, "N"], context: Int[Tensor, "N"]) -> Float[Tensor, "C"]:
@@ -154,7 +160,7 @@ def with_targets(batch: Batch, setting: Setting) -> Batch:
     sign = _sum(strength, token, len(rows)) / rows
     if setting.unsampled == "absorb":
         targets = target_logprobs(logprobs, sign, context, rule=rule, keep=setting.keep)
-        moving = sign != 0
+        moving = sign.abs() > NOISE * _sum(strength.abs(), token, len(rows)) / rows  # more than a sum's rounding
     else:
         fixed = setting.unsampled == "fixed"
         targets = normalised_logprobs(logprobs, sign, context, rule=rule, fixed=fixed)
