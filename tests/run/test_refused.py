@@ -215,3 +215,12 @@ def test_a_run_whose_checkpoints_do_not_fit_on_the_disk_is_refused_before_its_fi
 def test_a_folder_without_a_run_cannot_be_resumed(home):
     assert "no run is there" in outdo_(home, "resume", "nothing-here", status=2)
     assert not (home / "nothing-here").exists()
+
+
+def test_a_recipe_that_the_user_has_written_is_no_run_and_stays_as_it_is(own_home):
+    before = (own_home / "recipe.toml").read_text()
+    said = outdo_(own_home, "resume", "./", "steps=2", status=2)
+    assert "no run is there: it has a recipe.toml, but no history.jsonl" in said
+    assert "`outdo train recipe.toml` begins a run" in said
+    assert (own_home / "recipe.toml").read_text() == before
+    assert not (own_home / "history.jsonl").exists()

@@ -11,6 +11,7 @@ from outdo.cli.processes import run_in_processes
 from outdo.config.file import load_saved
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
+from outdo.run.folder.begin import holds_run, why_no_run
 from outdo.run.folder.unfinished import SETTINGS, model_folder, read_settings, unfinished_folder
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra
@@ -30,12 +31,12 @@ def command(
 
     A run is started again up to `restarts` times after a fault of the machine: see `outdo.extras.replicas.launch`.
     """
-    if (run / "recipe.toml").is_file():
+    if holds_run(run):
         return _resume_run(run, settings or [], Display(), changed=changed, profile=profile, restarts=restarts)
     run = model_folder(run)
     unfinished = unfinished_folder(run)
-    if not unfinished.is_dir():
-        raise UserError([f"{run}: no run is there (it has no recipe.toml)"])
+    if (problem := why_no_run(run)) and not unfinished.is_dir():
+        raise UserError([problem])
     if problem := not_empty(run):  # killed between the last two of its operations, or somebody else's
         raise UserError([f"{problem}, or, if it holds the complete model, remove {unfinished}"])
     if profile or restarts:

@@ -14,6 +14,7 @@ from outdo.config.recipe import Recipe, run_folder
 from outdo.config.replicas import replica_notes, with_replicas
 from outdo.run.check.preflight import check
 from outdo.run.display import Display
+from outdo.run.folder.begin import holds_run
 from outdo.run.progress_bar import importing
 from outdo.utils.errors import UserError
 from outdo.utils.world import ALONE, World
@@ -53,7 +54,7 @@ def run_train(
         raise UserError(mistakes)
     name = given.run or free_run_name(Path(given.model).name)
     folder = run_folder(name)
-    goes_on = resume and (folder / "recipe.toml").is_file()
+    goes_on = resume and holds_run(folder)
     recipe = given if dry_run else with_replicas(given, load_saved(folder) if goes_on else None)
     train = partial(_train, recipe, folder, profile=profile, dry_run=dry_run, resume=resume)
     if dry_run:
@@ -66,7 +67,7 @@ def run_train(
     start += ["--resume"] * resume
 
     def go_on() -> list[str]:
-        if (folder / "recipe.toml").is_file():
+        if holds_run(folder):
             return ["resume", str(folder), *profiled]
         return start
 
@@ -87,9 +88,9 @@ def _train(
 ) -> int:
     if resume:
         with importing():
-            from outdo.run.checkpoints.resume import holds_run, resume_by
+            from outdo.run.checkpoints.resume import resume_by
 
-        if holds_run(folder, world):
+        if world.from_first(partial(holds_run, folder)):
             return resume_by(recipe, folder, display, profile=profile, world=world)
     with display.working("checking the recipe"):
         report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)

@@ -16,6 +16,7 @@ from outdo.run.checkpoints import checkpoint
 from outdo.run.checkpoints.state import Progress, restore
 from outdo.run.display import Display
 from outdo.run.evaluation import held_out_completions
+from outdo.run.folder.begin import why_no_run
 from outdo.run.folder.provenance import saved_revisions
 from outdo.run.folder.run_folder import RunFolder
 from outdo.run.training import own_folder, run_to_end
@@ -40,8 +41,8 @@ def resume(
     are refused, unless `changed`: then the history of the run folder lists them. All processes of a `world` have to
     call it.
     """
-    if not (folder / "recipe.toml").is_file():
-        raise UserError([f"{folder}: no run is there (it has no recipe.toml)"])
+    if problem := why_no_run(folder):
+        raise UserError([problem])
     recipe = load_saved(folder, overrides)
     with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
         newest, state, questions, changes = _found(recipe, folder, run_folder, display, changed=changed)
@@ -60,11 +61,6 @@ def resume(
         for line in _rewind(run_folder, run, progress):
             display.say(line)
         return run_to_end(run_folder, run, progress, display, until, changes=changes)
-
-
-def holds_run(folder: Path, world: World) -> bool:
-    """Return whether a run was begun in `folder`. Replicas go by what the first one finds."""
-    return world.from_first((folder / "recipe.toml").is_file)
 
 
 def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, world: World) -> int:
