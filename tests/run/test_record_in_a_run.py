@@ -344,8 +344,8 @@ def test_killed_next_to_its_line_of_metrics_a_step_is_recorded_once(faulty: Path
 def test_a_file_in_the_place_of_the_records_is_found_before_a_model_is_loaded(home: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/tokens").write_text("mine")
-    said = trained(home, tmp_path / "run", "steps=1", status=1)
-    assert "tokens: cannot hold the record: it is not a folder" in said
+    said = trained(home, tmp_path / "run", "steps=1", status=2)
+    assert "no run is there, and a run writes tokens, which exists already" in said
     assert "attention:" not in said
     assert (tmp_path / "run/tokens").read_text() == "mine"
     trained(home, tmp_path / "other", "steps=1", "record.every=0")

@@ -11,12 +11,13 @@ import pytest
 from run_cases import contents, outdo_, saved, steps_done, weights, write_rows
 
 from outdo.config.file import load
+from outdo.config.recipe import Recipe
 from outdo.models.loading import load_classifier, load_tokenizer
 from outdo.run.checkpoints.checkpoint import load_state, save
 from outdo.run.display import Display
 from outdo.run.folder.run_folder import RunFolder
 from outdo.run.training import start
-from outdo.utils.errors import DiskFullError
+from outdo.utils.errors import DiskFullError, UserError
 
 OPTIMISER = "state/tensors.safetensors"
 
@@ -197,7 +198,7 @@ def test_a_broken_checkpoint_is_reported_and_the_one_before_it_used(home, six_st
 
 
 def test_a_folder_with_a_run_is_refused_and_one_in_use_with_the_process_that_uses_it(home, copy):
-    said = outdo_(home, "train", "recipe.toml", f"run=./{copy.name}", status=1)
+    said = outdo_(home, "train", "recipe.toml", f"run=./{copy.name}", status=2)
     assert f"holds a run already; `outdo resume {copy.name}` continues it" in said
     with RunFolder(copy):
         assert f"in use by process {os.getpid()} " in outdo_(home, "resume", copy.name, status=1)
@@ -224,3 +225,11 @@ def test_a_recipe_that_the_user_has_written_is_no_run_and_stays_as_it_is(own_hom
     assert "`outdo train recipe.toml` begins a run" in said
     assert (own_home / "recipe.toml").read_text() == before
     assert not (own_home / "history.jsonl").exists()
+
+
+def test_a_new_run_leaves_the_metrics_of_another_program_as_they_are(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nno line of outdo')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, which exists already"):
+        start(Recipe.model_validate({"model": "m", "data": {"path": "x.jsonl"}}), tmp_path, Display(live=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\nno line of outdo'

@@ -13,6 +13,7 @@ import pytest
 from checkpoint_faults import FaultyOs
 
 from outdo.config.resume import differences, refused_differences
+from outdo.run.folder.begin import why_taken
 from outdo.run.folder.provenance import describe_environment, without_secrets
 from outdo.run.folder.run_folder import RunFolder, read_metrics
 from outdo.utils import atomic
@@ -273,3 +274,25 @@ def test_the_history_is_appended_to_and_a_line_that_was_cut_off_is_dropped(tmp_p
         folder.append_history({"after_step": 2})
     lines = folder.history.read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"after_step": 0}, {"after_step": 2}]
+
+
+@pytest.mark.parametrize(
+    "file", ["recipe.toml", "metrics.jsonl", "summary.json", "report.html", "tokens/ours.txt", "checkpoints/model"]
+)
+def test_a_file_that_a_run_would_change_keeps_a_new_run_out_of_a_folder(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("of the user")
+    (tmp_path / "questions.jsonl").write_text("of the user")  # beside a run it does no harm
+    said = why_taken(tmp_path)
+    assert said is not None
+    assert f"no run is there, and a run writes {file.partition('/')[0]}, which exists already" in said
+
+
+def test_a_new_run_begins_where_an_earlier_start_has_failed(tmp_path):
+    """It ended while it loaded the model, or was killed before it wrote the recipe."""
+    with RunFolder(tmp_path) as folder:
+        (tmp_path / "tokens").mkdir()
+        folder.append_history({"after_step": 0})
+    assert why_taken(tmp_path) is None
+    (tmp_path / "history.jsonl").write_text('{"event": "of another program"}\n')
+    assert "a run writes history.jsonl" in (why_taken(tmp_path) or "")

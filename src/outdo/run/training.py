@@ -28,6 +28,7 @@ from outdo.run.checkpoints.state import Progress, check_free_space
 from outdo.run.display import Display
 from outdo.run.evaluation.held_out import completion, early_end, evaluate_after, evaluate_run, evaluation_is_due, is_due
 from outdo.run.export.description import describe_run
+from outdo.run.folder.begin import why_taken
 from outdo.run.folder.run_folder import RunFolder
 from outdo.run.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.run.metrics.metrics import step_metrics
@@ -35,7 +36,7 @@ from outdo.run.metrics.mismatch import correction_metrics
 from outdo.run.watchers import open_watchers
 from outdo.types import Sampled, Step
 from outdo.utils.atomic import write_json_atomically
-from outdo.utils.errors import RunFolderError
+from outdo.utils.errors import UserError
 from outdo.utils.timing import BETWEEN, Clock, span
 from outdo.utils.world import ALONE, FOLDER, World
 
@@ -49,14 +50,16 @@ def start(
     profile: bool = False,
     world: World = ALONE,
 ) -> int:
-    """Train from the first step; return the exit status. A folder that holds a run already is refused.
+    """Train from the first step; return the exit status.
+
+    Raises `UserError` if `folder` holds a run already, or a file that a run writes.
 
     `facts` describes the recipe's model if its folder has been inspected. `profile` traces two of the steps and prints
     where the time of all of them went. All processes of a `world` have to call it.
     """
+    if world.first and (problem := why_taken(folder)):
+        raise UserError([problem])
     with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
-        if run_folder.recipe.exists():
-            raise RunFolderError(f"{folder} holds a run already; `outdo resume {folder}` continues it")
         watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
         run = build_run(recipe, facts=facts, folder=own, display=display, watchers=watchers, world=world)
         return run_to_end(run_folder, run, Progress(), display, until)

@@ -1,6 +1,25 @@
-"""Whether a folder holds a run."""
+"""Whether a folder holds a run, and whether a new run may begin there."""
 
 from pathlib import Path
+
+from outdo.run.folder.run_folder import read_metrics
+
+WRITTEN = (
+    "recipe.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "checkpoints",
+    "tokens",
+    "held_out",
+    "reads",
+    "refused",
+    "trackers",
+    "tensorboard",
+    "profile",
+)
+"""What a run writes into its folder, besides its history: it would overwrite, continue or remove what is there."""
 
 
 def holds_run(folder: Path) -> bool:
@@ -19,3 +38,34 @@ def why_no_run(folder: Path) -> str | None:
             f"`outdo train {folder / 'recipe.toml'}` begins a run"
         )
     return f"{folder}: no run is there (it has no recipe.toml)"
+
+
+def why_taken(folder: Path) -> str | None:
+    """Return why a new run cannot begin in a folder, if it cannot: a run is there, or a file that it would change."""
+    if holds_run(folder):
+        return f"{folder} holds a run already; `outdo resume {folder}` continues it"
+    there = [name for name in WRITTEN if _has_content(folder / name)]
+    if not _may_be_continued(folder / "history.jsonl"):
+        there.append("history.jsonl")
+    if not there:
+        return None
+    return (
+        f"{folder}: no run is there, and a run writes {', '.join(there)}, which exists already; "
+        "choose another run folder (run=NAME)"
+    )
+
+
+def _has_content(path: Path) -> bool:
+    """Return whether a file or a folder is there that is not empty: a start that failed leaves an empty `tokens`."""
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists() and path.stat().st_size > 0
+
+
+def _may_be_continued(history: Path) -> bool:
+    """Return whether a history is missing, or is that of a start that was killed before it wrote the recipe."""
+    if not history.exists():
+        return True
+    left_out: list[str] = []
+    starts = read_metrics(history, report=left_out.append) if history.is_file() else [{}]
+    return not left_out and all("after_step" in start for start in starts)
