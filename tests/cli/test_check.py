@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_cases import SMALL
 from run_cases import outdo_, write_home, write_rows
 
 SOUND = ("rewards=exact", "train.prompts=2", "train.group_size=2", "sampling.max_tokens=8", "data.max_prompt_tokens=16")
@@ -55,3 +56,19 @@ def test_references_that_are_never_rewarded_are_named(home):
 def test_a_reward_whose_arguments_the_data_lack_is_one_error(home):
     (home / "score.py").write_text("def score(completion, beauty):\n    return 1\n")
     assert "score needs beauty; the data has prompt, answer" in check(home, "rewards=score.py:score", status=2)
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_run_folder_that_is_taken_is_one_of_the_mistakes(outdo, model, sums, tmp_path, command):
+    (tmp_path / "recipe.toml").write_text("steps = 3\n")
+    (tmp_path / "history.jsonl").touch()
+    given = (f"model={model}", f"run={tmp_path}", *SMALL, "eval.rows=0")
+    wrong = outdo(command, *given, f"data.path={sums}", "stepz=3")
+    assert wrong.status == 2
+    assert "stepz: unknown setting" in wrong.error
+    assert "holds a run already; `outdo resume" in wrong.error
+    missing = outdo(command, *given, "data.path=nowhere.jsonl")
+    said = " ".join((missing.out + missing.error).split())
+    assert missing.status == 2
+    assert "nowhere.jsonl: no such file" in said
+    assert "holds a run already; `outdo resume" in said

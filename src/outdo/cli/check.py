@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from outdo.cli.arguments import Settings
-from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
+from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of, taken_folder
 from outdo.config.replicas import replica_notes, with_replicas
 from outdo.run.check.preflight import check
 from outdo.run.check.report import show
@@ -25,11 +25,16 @@ def command(
     strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 if there are warnings")] = False,
 ) -> int:
     """Check a recipe and print the report; return the exit status."""
-    given, console = recipe_of(settings), Console()
+    given, console = recipe_of(settings, begins=True), Console()
     recipe = with_replicas(given)
     with progress("checking the recipe", console=console):
         report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine, references=REFERENCES)
-    show(replace(report, notes=[*replica_notes(given, recipe), *report.notes]), console)
+    report = replace(
+        report,
+        errors=[*report.errors, *taken_folder(given)],
+        notes=[*replica_notes(given, recipe), *report.notes],
+    )
+    show(report, console)
     if report.errors:
         return UserError.exit_status
     return WARNED if strict and report.warnings else 0

@@ -10,6 +10,7 @@ from outdo.config.recipe import Recipe, run_folder
 from outdo.data.questions import Question
 from outdo.run.check.estimate import Machine
 from outdo.run.check.preflight import Render, Rendered, faults
+from outdo.run.folder.begin import why_taken
 from outdo.utils.errors import ModelError, UserError
 
 if TYPE_CHECKING:
@@ -19,16 +20,24 @@ if TYPE_CHECKING:
     from outdo.run.check.fallbacks import Prediction
 
 
-def recipe_of(settings: list[str] | None) -> Recipe:
+def recipe_of(settings: list[str] | None, *, begins: bool = False) -> Recipe:
     """Return the recipe that `[recipe.toml] [key=value ...]` make up.
 
-    Raises `UserError` with its faults, and with those of the data, the model and the rewards that it names.
+    Raises `UserError` with its faults, with those of the data, the model and the rewards that it names, and, if a run
+    `begins` by it, with why it cannot begin in its folder.
     """
     try:
         return load(*recipe_and_overrides(settings))
     except RecipeError as error:
         others = faults(error.recipe, error.broken) if error.recipe else []
-        raise UserError([*error.problems, *others]) from None
+        taken = taken_folder(error.recipe) if begins and error.recipe and "run" not in error.broken else []
+        raise UserError([*error.problems, *others, *taken]) from None
+
+
+def taken_folder(recipe: Recipe) -> list[str]:
+    """Return why the run of a recipe cannot begin in the folder that it names; nothing if it can, or names none."""
+    problem = why_taken(run_folder(recipe.run)) if recipe.run else None
+    return [problem] if problem else []
 
 
 def free_run_name(model: str) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from outdo.cli.arguments import Profile, Restarts, Settings
 from outdo.cli.processes import run_in_processes
-from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of
+from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of, taken_folder
 from outdo.config.file import load_saved
 from outdo.config.recipe import Recipe, run_folder
 from outdo.config.replicas import replica_notes, with_replicas
@@ -49,7 +49,7 @@ def run_train(
     `dry_run` samples and shows one group only, `resume` goes on where a run of this recipe has ended, if its folder
     holds one. For `restarts` see `outdo.extras.replicas.launch`.
     """
-    given = recipe_of(settings)
+    given = recipe_of(settings, begins=not (dry_run or resume))
     if mistakes := _mistakes(given, dry_run=dry_run, resume=resume, restarts=restarts):
         raise UserError(mistakes)
     name = given.run or free_run_name(Path(given.model).name)
@@ -94,8 +94,9 @@ def _train(
             return resume_by(recipe, folder, display, profile=profile, world=world)
     with display.working("checking the recipe"):
         report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)
-    if report.errors:
-        raise UserError(report.errors)
+    taken = [] if dry_run else world.from_first(partial(taken_folder, recipe))
+    if errors := [*report.errors, *taken]:
+        raise UserError(errors)
     place = [] if dry_run else [f"run folder: {folder}"]
     for line in [*place, *report.notes, *(f"warning: {warning}" for warning in report.warnings)]:
         display.say(line)
