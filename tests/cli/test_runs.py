@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from command_cases import SMALL
 
 
@@ -56,3 +57,14 @@ def test_a_dry_run_shows_one_scored_group_and_writes_nothing(outdo, model, sums,
     assert "answer 3" not in done.out
     assert "the group: its rewards are all equal" in done.out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("doctor", "s1"), ("inspect", "s1"), ("compare", "s1", "s2"), ("resume", "s1")])
+def test_a_run_that_is_called_by_its_name_alone_is_suggested_with_its_folder(outdo, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    for name in ("s1", "s2", "sx"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "s").mkdir()  # its name is similar, too
+    done = outdo(*command)
+    assert done.status == 2
+    assert "; did you mean runs/s1?" in done.error

@@ -7,6 +7,7 @@ import typer
 
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.machine import MOST_THREADS
+from outdo.utils.run_names import run_folder
 
 Settings = Annotated[
     list[str] | None,
@@ -73,7 +74,13 @@ def no_run(run: Path) -> str | None:
         return f"{run}: no run is there (it has neither recipe.toml nor metrics.jsonl nor tokens)"
     if run.exists():
         return f"{run}: expected a run folder, and this is a file"
-    return f"{run}: no such folder{_nearest_folder(run)}"
+    return f"{run}: no such folder{nearest_run(run)}"
+
+
+def nearest_run(run: Path) -> str:
+    """Return `; did you mean X?` with the run of this name in `runs/`, or else the folder of the most similar name."""
+    named = run_folder(str(run))
+    return f"; did you mean {named}?" if named.is_dir() else _nearest_folder(run)
 
 
 def not_writable(file: Path) -> str | None:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from outdo.cli.arguments import recipe_and_overrides
 from outdo.config.file import RecipeError, load
-from outdo.config.recipe import Recipe, run_folder
+from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
 from outdo.run.check.estimate import Machine
 from outdo.run.check.preflight import Render, Rendered, faults
 from outdo.run.folder.begin import why_taken
 from outdo.utils.errors import ModelError, UserError
+from outdo.utils.run_names import run_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

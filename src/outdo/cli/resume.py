@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from outdo.cli.arguments import Overrides, Profile, Restarts, RunFolder, not_empty
+from outdo.cli.arguments import Overrides, Profile, Restarts, RunFolder, nearest_run, not_empty
 from outdo.cli.commands import COMMANDS
 from outdo.cli.processes import run_in_processes
 from outdo.config.file import load_saved
@@ -36,7 +36,7 @@ def command(
     run = model_folder(run)
     unfinished = unfinished_folder(run)
     if (problem := why_no_run(run)) and not unfinished.is_dir():
-        raise UserError([problem])
+        raise UserError([problem if run.exists() else f"{problem}{nearest_run(run)}"])
     if problem := not_empty(run):  # killed between the last two of its operations, or somebody else's
         raise UserError([f"{problem}, or, if it holds the complete model, remove {unfinished}"])
     if profile or restarts:

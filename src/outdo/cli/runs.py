@@ -18,6 +18,7 @@ from outdo.run.checkpoints.run_state import TAIL, run_state
 from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
 from outdo.utils.outcome import EVALUATIONS, headline
+from outdo.utils.run_names import RUNS
 from outdo.utils.text import for_terminal
 
 DEEPEST = 3
@@ -42,7 +43,7 @@ class RunRow:
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="the folder that holds them")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="the folder that holds them")] = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Print the runs in a folder, the newest first. Raises `UserError` if there is no such folder."""

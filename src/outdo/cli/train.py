@@ -10,13 +10,14 @@ from outdo.cli.arguments import Profile, Restarts, Settings
 from outdo.cli.processes import run_in_processes
 from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of, taken_folder
 from outdo.config.file import load_saved
-from outdo.config.recipe import Recipe, run_folder
+from outdo.config.recipe import Recipe
 from outdo.config.replicas import replica_notes, with_replicas
 from outdo.run.check.preflight import check
 from outdo.run.display import Display
 from outdo.run.folder.begin import holds_run
 from outdo.run.progress_bar import importing
 from outdo.utils.errors import UserError
+from outdo.utils.run_names import run_folder
 from outdo.utils.world import ALONE, World
 
 

@@ -5,7 +5,6 @@
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -38,9 +37,6 @@ from outdo.config.fields import (
 )
 from outdo.config.names import BUILTIN_ENGINE, DEFAULT_ADVANTAGE, WITH_CRITIC
 from outdo.utils.reward_names import REWARD_MODEL
-
-RUNS = Path("runs")
-"""The folder of runs that have a name and not a path."""
 
 
 class Selection(Section):
@@ -385,8 +381,3 @@ class Recipe(Section):
     def critic(self) -> Piece | None:
         """The critic of the recipe, or else a model of its own if the advantage needs a critic."""
         return self.train.critic or (Piece(name="model") if self.advantage.name in WITH_CRITIC else None)
-
-
-def run_folder(run: str) -> Path:
-    """Return the folder of `run`: a path if it has a slash, else the folder of this name in `runs/`."""
-    return Path(run) if "/" in run else RUNS / run

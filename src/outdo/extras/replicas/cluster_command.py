@@ -10,10 +10,11 @@ from rich.table import Table
 from outdo.cli.arguments import Settings, recipe_and_overrides
 from outdo.config.file import load
 from outdo.config.names import PLACED_REWARDS
-from outdo.config.recipe import RUNS, Recipe, run_folder
+from outdo.config.recipe import Recipe
 from outdo.extras.replicas.launch import end_with_launcher, launch
 from outdo.utils.errors import UserError, WorkerError
 from outdo.utils.extras import load_extra
+from outdo.utils.run_names import RUNS, run_folder
 from outdo.utils.world import ALONE, World, started_replicas
 
 if TYPE_CHECKING:
