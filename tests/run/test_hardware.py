@@ -30,6 +30,13 @@ def test_a_run_has_the_threads_of_its_recipe_or_a_share_of_those_of_torch(
     assert any(note.startswith(f"threads: {threads} (") for note in notes)
 
 
+def test_a_device_that_stands_in_the_recipe_is_not_called_requested(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """The recipe of a run has the device that was chosen, which nobody requests when it is resumed."""
+    monkeypatch.chdir(home)
+    _, notes = hardware.resolve_hardware(load("recipe.toml", ["device=cpu"]), inspect_folder("model"))
+    assert any(note.startswith("device: cpu (set in the recipe), ") for note in notes)
+
+
 def measured(monkeypatch: pytest.MonkeyPatch, found: Measured | None) -> None:
     monkeypatch.setattr(hardware, "fastest_gradients", lambda matrices: found)
 

@@ -233,3 +233,18 @@ def test_a_new_run_leaves_the_metrics_of_another_program_as_they_are(tmp_path):
         start(Recipe.model_validate({"model": "m", "data": {"path": "x.jsonl"}}), tmp_path, Display(live=False))
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\nno line of outdo'
+
+
+def test_steps_that_are_trained_already_and_another_folder_are_refused(home, copy):
+    before = contents(copy)
+    said = outdo_(home, "resume", copy.name, "steps=2", "run=other", "seed=7", status=2)
+    assert "steps = 2: the run has finished step 6; expected 6 or more" in said
+    assert f"run = other: the run continues in its folder {copy.name}; rename that folder" in said
+    assert "seed: 0 in the saved run, 7 now" in said
+    assert contents(copy) == before
+
+
+def test_a_run_whose_folder_was_renamed_continues_under_its_new_name(home, copy):
+    said = outdo_(home, "train", "recipe.toml", f"run=./{copy.name}", "steps=6", "--resume")
+    assert f'run: "./six" in the saved run, "./{copy.name}" now' in said
+    assert "complete: step 6 was the last" in said

@@ -37,7 +37,8 @@ def resolve_hardware(recipe: Recipe, facts: ModelFacts, world: World = ALONE) ->
     All of them decide the bits of the result. Also sets the number of torch's threads in this process. All processes of
     a `world` have to call it: what is measured is measured by the first one.
     """
-    device, reason = choose_device(recipe.device)
+    device, why = choose_device(recipe.device)
+    reason = why if recipe.device == "auto" else "set in the recipe"  # also in that of a run that is resumed
     make_deterministic(device)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if recipe.cluster.world_size > 1 else 1  # on this machine
     threads = recipe.threads or max(1, torch.get_num_threads() // local)

@@ -22,6 +22,7 @@ from outdo.run.folder.run_folder import RunFolder
 from outdo.run.training import own_folder, run_to_end
 from outdo.run.watchers import open_watchers
 from outdo.utils.errors import CheckpointError, UserError
+from outdo.utils.run_names import run_folder
 from outdo.utils.text import listed_steps
 from outdo.utils.world import ALONE, World
 
@@ -44,8 +45,8 @@ def resume(
     if problem := why_no_run(folder):
         raise UserError([problem])
     recipe = load_saved(folder, overrides)
-    with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
-        newest, state, questions, changes = _found(recipe, folder, run_folder, display, changed=changed)
+    with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as locked:
+        newest, state, questions, changes = _found(recipe, folder, locked, display, changed=changed)
         watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
         run = build_run(
             recipe,
@@ -58,9 +59,9 @@ def resume(
         )
         progress = _restored(run, state, newest.path) if newest else Progress()
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
-        for line in _rewind(run_folder, run, progress):
+        for line in _rewind(locked, run, progress):
             display.say(line)
-        return run_to_end(run_folder, run, progress, display, until, changes=changes)
+        return run_to_end(locked, run, progress, display, until, changes=changes)
 
 
 def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, world: World) -> int:
@@ -73,7 +74,7 @@ def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, 
 
 
 def _found(
-    recipe: Recipe, folder: Path, run_folder: RunFolder, display: Display, *, changed: bool
+    recipe: Recipe, folder: Path, locked: RunFolder, display: Display, *, changed: bool
 ) -> tuple[checkpoint.CheckpointInfo | None, Mapping[str, Any], Questions, list[str]]:
     """Return the newest checkpoint with its state, the data, and what differs from the run that was saved.
 
@@ -84,8 +85,14 @@ def _found(
     questions = load_questions(recipe, saved_revisions(folder))
     saved = state.get("identity") or {"recipe": dump(load_saved(folder))}
     now = identity_of(recipe, questions)
-    changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)
-    notices = [run_folder.notice] if run_folder.notice else []
+    mistakes = _impossible(recipe, folder, newest)
+    try:
+        changes = accepted_changes(_comparable(saved), _comparable(now), folder, changed=changed)
+    except UserError as error:
+        raise UserError([*mistakes, *error.problems]) from None
+    if mistakes:
+        raise UserError(mistakes)
+    notices = [locked.notice] if locked.notice else []
     if code := code_of(recipe):
         notices.append(f"runs code that the recipe names: {', '.join(code)}")
     for line in [*notices, *changes]:
@@ -93,6 +100,21 @@ def _found(
     for fault in newest.broken if newest else ():
         display.say(f"not used: {fault}")
     return newest, state, questions, changes
+
+
+def _impossible(recipe: Recipe, folder: Path, newest: checkpoint.CheckpointInfo | None) -> list[str]:
+    """Return what a resumed run cannot do: take back steps, or go on in another folder."""
+    mistakes = []
+    if newest and recipe.steps < newest.step:
+        mistakes.append(
+            f"steps = {recipe.steps}: the run has finished step {newest.step}; expected {newest.step} or more"
+        )
+    is_other = recipe.run is None or run_folder(recipe.run).resolve() != folder.resolve()
+    if is_other and recipe.run != load_saved(folder).run:
+        mistakes.append(
+            f"run = {recipe.run}: the run continues in its folder {folder}; rename that folder, and resume it"
+        )
+    return mistakes
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
