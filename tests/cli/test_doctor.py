@@ -80,6 +80,14 @@ def test_an_unknown_run_is_an_error_with_the_nearest_name(tmp_path: Path) -> Non
         said_of(tmp_path / "sums" / "metrics.jsonl")
 
 
+def test_a_run_without_a_finished_step_is_an_error_with_what_became_of_it(outdo, tmp_path: Path) -> None:
+    broken = '{"message": "the reward raised\\nValueError"}'
+    run = write_run(tmp_path / "run", [], recipe_toml="steps = 9", failure_json=broken)
+    done = outdo("doctor", run, write_run(tmp_path / "healthy", HEALTHY))
+    assert (done.status, done.out) == (2, "")
+    assert "no step is finished (failed at step 0 of 9: the reward raised ValueError)" in done.error
+
+
 def test_damaged_files_are_named_and_the_rest_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", steps((9, FAR)), summary_json="{")
     with (run / "metrics.jsonl").open("a") as file:

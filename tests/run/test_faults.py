@@ -8,6 +8,8 @@ from kill_cases import assert_same
 from run_cases import Command, metrics, outdo_, saved, timeless, weights
 from safetensors.torch import load_file
 
+from outdo.run.checkpoints.run_state import run_state
+
 NAN = '''
 from dataclasses import replace
 from outdo.algorithms.objectives.presets import grpo
@@ -112,6 +114,21 @@ def test_after_an_error_late_in_a_step_the_last_finished_step_is_saved_and_never
     if copies:  # without them the run begins again
         outdo_(own_home, "train", "recipe.toml", "run=./straight", *keys, "checkpoint.keep=9")
         assert_same(run, own_home / "straight")
+
+
+def test_a_run_that_fails_keeps_the_error_until_it_is_resumed(own_home):
+    (own_home / "late.py").write_text(FAILS_LATE)
+    objective = 'train.objective={name = "late.py:FailsLate", last = 2}'
+    train(own_home, "steps=3", "train.passes=2", "eval.every=0", "data.eval_path=", objective, status=1)
+    state = run_state(own_home / "run")
+    assert (str(state), state.error) == ("failed at step 1 of 3", "the second pass failed")
+    assert "run: failed: the second pass failed" in outdo_(own_home, "runs", ".")
+    told = outdo_(own_home, "doctor", "run")
+    assert "warning: step 1: the run failed after this step: the second pass failed. `outdo resume`" in told
+    (own_home / "mended").touch()
+    outdo_(own_home, "resume", "run")
+    assert str(run_state(own_home / "run")) == "finished after 3 steps"
+    assert "failed" not in outdo_(own_home, "runs", ".") + outdo_(own_home, "doctor", "run")
 
 
 CRITIC_FAILS_LATE = (

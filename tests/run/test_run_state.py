@@ -10,6 +10,7 @@ import pytest
 
 from outdo.run.checkpoints.run_state import run_state
 from outdo.run.folder.run_folder import RunFolder
+from outdo.utils.errors import OutdoError
 
 HOLD = """
 import sys, time
@@ -57,6 +58,18 @@ def test_a_run_is_running_until_its_process_is_killed(tmp_path):
     process.wait()
     process.stdout.close()
     assert str(run_state(run)) == "killed at step 16 of 40"
+
+
+def test_a_run_that_an_error_has_ended_has_failed_with_its_message_until_it_goes_on(tmp_path):
+    run = write(tmp_path / "run", steps=16, of=40)
+    for error, message in ((OutdoError("no space"), "no space"), (ValueError("a shape"), "ValueError: a shape")):
+        with RunFolder(run) as folder:
+            folder.keep_failure(error)
+        state = run_state(run)
+        assert (str(state), state.error) == ("failed at step 16 of 40", message)
+    with RunFolder(run) as folder:
+        folder.forget_failure()
+    assert (str(run_state(run)), run_state(run).error) == ("stopped at step 16 of 40", None)
 
 
 def test_a_folder_without_a_run_has_no_step(tmp_path):

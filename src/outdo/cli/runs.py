@@ -33,7 +33,8 @@ class RunRow:
     """What the table shows of a run."""
 
     run: str
-    state: str  # running, finished, stopped, killed, or recorded by another training loop
+    state: str  # running, finished, stopped, killed, failed, or recorded by another training loop
+    error: str | None  # what a run that failed ended by
     step: int
     steps: int | None
     outcome: str  # the name of the number in `value`
@@ -56,6 +57,9 @@ def command(
         console.file.write(json.dumps([{name: getattr(row, name) for name in fields} for row in rows]) + "\n")
     elif rows:
         console.print(_table(rows))
+        for row in rows:
+            if row.error is not None:
+                print_line(console, f"{row.run}: failed: {' '.join(row.error.split())}")
     else:
         print_line(console, f"no run is in {folder}")
 
@@ -75,6 +79,7 @@ def _row(run: Path, folder: Path) -> RunRow:
     return RunRow(
         run=str(run if run == folder else run.relative_to(folder)),
         state=state.kind,
+        error=state.error,
         step=state.step,
         steps=state.steps,
         outcome=outcome,

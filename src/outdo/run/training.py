@@ -36,7 +36,7 @@ from outdo.run.metrics.mismatch import correction_metrics
 from outdo.run.watchers import open_watchers
 from outdo.types import Sampled, Step
 from outdo.utils.atomic import write_json_atomically
-from outdo.utils.errors import UserError
+from outdo.utils.errors import RunFolderError, UserError
 from outdo.utils.timing import BETWEEN, Clock, span
 from outdo.utils.world import ALONE, FOLDER, World
 
@@ -91,6 +91,7 @@ def run_to_end(
     """
     for line in run.first_lines:
         display.say(line)
+    folder.forget_failure()
     if done := completion(run.recipe, progress, folder.path):
         run.close()
         # If the run was killed after its last checkpoint, the summary is that of an earlier evaluation.
@@ -123,6 +124,7 @@ def _run_steps(folder: RunFolder, run: Run, progress: Progress, display: Display
             raise
         except BaseException as error:
             save_after_error(error, training.save_finished, display.say)
+            _keep_failure(folder, error, display)
             raise
         finally:
             if fault := training.checkpoints.close():
@@ -135,6 +137,14 @@ def _run_steps(folder: RunFolder, run: Run, progress: Progress, display: Display
     if why := early_end(run.recipe, progress):
         display.say(why)
     return 0
+
+
+def _keep_failure(folder: RunFolder, error: BaseException, display: Display) -> None:
+    """Write the error to the run folder; if the disk refuses, say so, because the error itself has to be raised."""
+    try:
+        folder.keep_failure(error)
+    except RunFolderError as second:
+        display.say(str(second))
 
 
 @dataclass(slots=True)

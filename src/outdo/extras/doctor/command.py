@@ -15,7 +15,8 @@ from outdo.cli.arguments import no_run
 from outdo.cli.output import metrics_of, print_text, print_warning
 from outdo.cli.packages import run_packages
 from outdo.extras.doctor import LEVELS, Finding, Level, diagnose
-from outdo.extras.doctor.resumes import changed_bits
+from outdo.extras.doctor.resumes import changed_bits, failed
+from outdo.run.checkpoints.run_state import run_state
 from outdo.run.folder import run_files
 from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
@@ -44,13 +45,16 @@ def run_doctor(runs: Sequence[Path], console: Console, *, as_json: bool = False,
     """Print the findings about each run, causes first; return the exit status: 1 if `strict` and there is a warning.
 
     With `as_json` every finding is a JSON object on a line, with its run. A run may be finished, still alive, or of
-    another library. Raises `UserError` with every folder without a run, or `RunFolderError` if a file cannot be read.
+    another library. Raises `UserError` with every folder without a run, and with every run without a finished step, or
+    `RunFolderError` if a file cannot be read.
     """
     if problems := [problem for run in runs if (problem := no_run(run))]:
         raise UserError(problems)
+    diagnosed = {run: _diagnose(run) for run in runs}
+    if problems := [_without_step(run) for run, (_, steps) in diagnosed.items() if not steps]:
+        raise UserError(problems)
     warnings = 0
-    for run in runs:
-        findings, steps = _diagnose(run)
+    for run, (findings, steps) in diagnosed.items():
         warnings += sum(finding.level == "warning" for finding in findings)
         if as_json:
             lines = ({"run": str(run), **asdict(finding)} for finding in findings)
@@ -64,17 +68,24 @@ def _diagnose(run: Path) -> tuple[list[Finding], int]:
     """Return the findings about a run and the number of its steps; print to stderr what cannot be read."""
     left_out: list[str] = []
     lines, steps = metrics_of(run, left_out.append)
-    findings = diagnose(lines, recipe=run_files.table(run, "recipe.toml", left_out.append))
+    findings = [*failed(run_state(run))]
+    findings += diagnose(lines, recipe=run_files.table(run, "recipe.toml", left_out.append))
     findings += changed_bits(read_metrics(run / "history.jsonl", report=left_out.append))
     for sentence in left_out:
         print_warning(f"{run}: {sentence}")
     return findings, steps
 
 
+def _without_step(run: Path) -> str:
+    """Return that nothing can be said about a run, and what became of it."""
+    state = run_state(run)
+    why = f": {' '.join(state.error.split())}" if state.error else ""
+    return f"{run}: nothing to diagnose: no step is finished ({state}{why})"
+
+
 def _print(run: Path, steps: int, findings: Sequence[Finding], console: Console) -> None:
     """Print the findings about a run; beneath a cause its symptoms, indented."""
-    found = f"{counted(steps, 'step')}: {_counts(findings, steps)}" if steps else "metrics.jsonl has no step yet"
-    print_text(console, Text(f"{run}: {found}"))
+    print_text(console, Text(f"{run}: {counted(steps, 'step')}: {_counts(findings, steps)}"))
     for finding in findings:
         words = mark_invisible(
             f"{finding.steps}: {' '.join(filter(None, (finding.text, finding.advice)))}", spaces=False

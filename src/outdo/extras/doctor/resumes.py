@@ -1,10 +1,11 @@
-"""What a resume changed that decides the bits of a run, by the run's history."""
+"""How the starts of a run went: what a resume changed that decides its bits, and the error that ended the last one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from outdo.extras.doctor.series import Finding
+from outdo.run.checkpoints.run_state import RunState
 
 DECIDE_BITS = ("threads", "device", "hardware", "machine", "torch", "transformers", "python")
 """What `history.jsonl` has of each start that decides the last bits of what is computed."""
@@ -30,3 +31,17 @@ def changed_bits(history: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
                 metric="step",
                 rule="changed_bits",
             )
+
+
+def failed(state: RunState) -> Iterator[Finding]:
+    """Report the error that ended a run, unless it was resumed since."""
+    if state.error is not None:
+        yield Finding(
+            first=state.step,
+            last=state.step,
+            level="warning",
+            text=f"the run failed after this step: {' '.join(state.error.split()).rstrip('.')}.",
+            advice="`outdo resume` continues the run when the cause is removed.",
+            metric="step",
+            rule="failed",
+        )

@@ -1,4 +1,4 @@
-"""The state of a run: running, finished, or where it was stopped or killed. It is read from the folder alone."""
+"""The state of a run: running, finished, or where it was stopped or killed or failed, read from its folder alone."""
 
 import json
 import tomllib
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from outdo.run.folder import run_files
 from outdo.run.folder.run_folder import ReadLimits, is_alive, read_metrics
 from outdo.utils.text import counted
 
@@ -17,9 +18,11 @@ TAIL = ReadLimits(line=1_000_000, back=2_000_000)
 class RunState:
     """The state of a run. `str()` is a phrase such as "killed at step 16 of 40"."""
 
-    kind: Literal["running", "finished", "stopped", "killed", "recorded"]
+    kind: Literal["running", "finished", "stopped", "killed", "failed", "recorded"]
     step: int  # the last step that has its line of metrics; 0: none
     steps: int | None  # of the recipe; None: unknown, as in a run that another training loop recorded
+
+    error: str | None = None  # what a run that failed ended by
 
     def __str__(self) -> str:
         if self.kind == "recorded":
@@ -34,22 +37,24 @@ def run_state(folder: Path) -> RunState:
     """Return the state of the run in `folder`.
 
     A process that holds the lock is running. A lock file that still names a process that holds it no longer belongs to
-    a run that was killed, because a run that ends empties the file. A run that ended before its last step was stopped,
-    by its user or by an error, unless its summary tells that it ended early (`eval.best.patience`). Without a recipe
-    the end of the run is not known: its state is "recorded".
+    a run that was killed, because a run that ends empties the file. A run that an error has ended has failed, until it
+    is resumed. One that ended before its last step was stopped, unless its summary tells that it ended early
+    (`eval.best.patience`). Without a recipe the end of the run is not known: its state is "recorded".
     """
     records = read_metrics(folder / "metrics.jsonl", limits=TAIL, report=lambda _: None)
     step = max((record["step"] for record in records if isinstance(record.get("step"), int)), default=0)
-    steps = _steps(folder)
+    steps, error = _steps(folder), None
     if is_alive(folder):
         kind = "running"
     elif _names_a_process(folder):
         kind = "killed"
+    elif error := _failure(folder):
+        kind = "failed"
     elif steps is None:
         kind = "recorded"
     else:
         kind = "finished" if step >= steps or _ended_early(folder, step) else "stopped"
-    return RunState(kind=kind, step=step, steps=steps)
+    return RunState(kind=kind, step=step, steps=steps, error=error)
 
 
 def _steps(folder: Path) -> int | None:
@@ -67,6 +72,12 @@ def _ended_early(folder: Path, step: int) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(summary, dict) and summary.get("ended_early") is True and summary.get("steps") == step
+
+
+def _failure(folder: Path) -> str | None:
+    """Return the error that ended the last start of the run; None if none is known."""
+    message = run_files.table(folder, "failure.json", lambda _: None).get("message")
+    return message if isinstance(message, str) else None
 
 
 def _names_a_process(folder: Path) -> bool:

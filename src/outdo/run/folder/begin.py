@@ -9,6 +9,7 @@ WRITTEN = (
     "environment.json",
     "metrics.jsonl",
     "summary.json",
+    "failure.json",
     "report.html",
     "checkpoints",
     "tokens",

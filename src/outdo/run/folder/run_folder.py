@@ -4,7 +4,7 @@ recipe.toml         the resolved recipe             tokens/         what happene
 environment.json    versions, seed, command         checkpoints/    see `outdo.run.checkpoints.checkpoint`
 history.jsonl       the same for each start         summary.json    before and after
 metrics.jsonl       one JSON object for each step   report.html     the page
-lock                the process that runs here
+lock                the process that runs here      failure.json    the error that ended the run
 held_out/           the answers of each evaluation
 reads/              what answers read of their questions
 """
@@ -21,7 +21,8 @@ from typing import Any, BinaryIO, Self
 
 from outdo.run.folder.provenance import timestamp
 from outdo.utils import atomic
-from outdo.utils.errors import RunFolderError
+from outdo.utils.errors import OutdoError, RunFolderError
+from outdo.utils.secrets import redact
 
 CHUNK = 1_000_000
 """Bytes that are read at a time of a line that is longer than the limit."""
@@ -44,6 +45,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
+        self.failure = path / "failure.json"
         self.notice: str | None = None
         """What the user should know about how the last run here ended."""
         self._check_files()
@@ -63,7 +65,8 @@ class RunFolder:
 
     def _check_files(self) -> None:
         """Raise `RunFolderError` if a file of the folder is a pipe, whose reading may never end, or a device."""
-        files = (self.recipe, self.environment, self.history, self.metrics, self.summary, self.path / "lock")
+        files = (self.recipe, self.environment, self.history, self.metrics, self.summary, self.failure)
+        files += (self.path / "lock",)
         if other := [str(file) for file in files if file.exists() and not file.is_file()]:
             raise RunFolderError(f"{', '.join(other)}: expected a file, and this is a folder, a pipe or a device")
 
@@ -112,6 +115,17 @@ class RunFolder:
             _append_line(self.history, entry)
         except OSError as error:
             raise RunFolderError(f"{self.history}: cannot be written: {error.strerror}") from error
+
+    def keep_failure(self, error: BaseException) -> None:
+        """Write the error that ends the run to `failure.json`. Raises `RunFolderError` if the disk refuses."""
+        known = isinstance(error, OutdoError)  # its message is a sentence for the user
+        message = str(error) if known else f"{type(error).__name__}: {error}"
+        atomic.write_json_atomically(self.failure, {"message": redact(message), "time": timestamp()})
+
+    def forget_failure(self) -> None:
+        """Remove the error of an earlier start: the run goes on. Raises `RunFolderError` if the disk refuses."""
+        if self.failure.exists():
+            atomic.remove(self.failure)
 
     def rewind(self, step: int) -> list[int]:
         """Drop the metrics of all steps after `step`, so that a run resumed there writes each step once.
