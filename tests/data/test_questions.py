@@ -165,6 +165,15 @@ def test_references_that_the_reward_can_never_match_are_refused_with_their_rows(
         of(path, "rewards=multiple_choice")
 
 
+def test_a_reference_that_is_a_list_is_refused_with_its_row_by_rewards_that_compare_text(jsonl):
+    path = jsonl([*ROWS[:2], {"question": "a", "answer": ["18"]}])
+    expected = "row 3: the reward exact: the reference answer is a list, expected text or a number: ['18']"
+    with pytest.raises(UserError) as caught:
+        of(path, "rewards=exact")
+    assert caught.value.problems == (f"data.path: {path}, {expected}",)
+    assert len(of(path, "rewards=mine.py:score").train) == 3
+
+
 # --------------------------------------------------------------------------------------------------------------- faults
 
 

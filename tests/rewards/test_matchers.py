@@ -68,9 +68,12 @@ def test_the_matcher_among_several_rewards_reads_the_answers():
         ("multiple_choice", "(B)", "Paris"),
         ("math", r"\frac{1}{2}", ""),
         ("exact", "Paris", " "),
+        ("exact", 18, ["18"]),
+        ("exact", 18.5, ("18",)),
+        ("math", "18", {"value": "18"}),
     ],
 )
-def test_a_reference_that_no_answer_can_match_is_a_fault(name: str, good: str, bad: str):
+def test_a_reference_that_no_answer_can_match_is_a_fault(name: str, good: object, bad: object):
     check = reference_checks([name])[name]
     check(good)
     with pytest.raises(ValueError, match=r"^the reference answer is "):

@@ -73,6 +73,9 @@ def test_the_documented_table_of_odd_answers_is_correct(completion: str, referen
         (r"\boxed{632}", "632", True),
         ("The answer is Paris.", "Paris", True),
         ("1632", "632", False),
+        ("632", 632.0, True),
+        ("632.0", "632", False),
+        ("6.5", 6.5, True),
     ],
 )
 def test_exact_compares_the_final_text_character_by_character(completion: str, answer: object, right: bool):

@@ -36,6 +36,7 @@ def warnings(tmp_path):
 
 def test_references_that_are_rewarded_in_some_form_give_no_warning(warnings):
     assert warnings([f"Count to it.\n#### {number}" for number in range(12)]) == []
+    assert warnings([1.0, 2.0, 2.5], "rewards=exact") == []
     boxed = "def score(completion, answer):\n    return completion.endswith('boxed{' + answer + '}$.')\n"
     assert warnings([str(number) for number in range(12)], score=boxed) == [
         "rewards: the empty answer scores at least as much as the reference answer (0 and 0)",

@@ -12,7 +12,7 @@ The same rule applies again inside the tag and after the mark: `<answer>It is \b
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,12 +87,20 @@ def reference_text(answer: Any) -> str:
     """Return the answer that a reference states: by the same rule, or all of its text where nothing marks the answer.
 
     Raises:
-        ValueError: the text is empty, or `answer` is None.
+        ValueError: the text is empty, or `answer` is None, a list or a table.
     """
-    final = None if answer is None else final_answer(str(answer))
+    if isinstance(answer, list | tuple | Mapping):
+        kind = "table" if isinstance(answer, Mapping) else "list"
+        raise ValueError(f"the reference answer is a {kind}, expected text or a number: {str(answer)[:80]}")
+    final = None if answer is None else final_answer(written_out(answer))
     if final is None:
         raise ValueError("the reference answer is empty")
     return final.text
+
+
+def written_out(answer: Any) -> str:
+    """Return a reference as a completion writes it: Parquet and pandas turn whole numbers with gaps into 2.0."""
+    return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
 
 
 def _end_of_last(pattern: re.Pattern[str], text: str) -> int:

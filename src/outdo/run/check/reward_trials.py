@@ -10,6 +10,7 @@ from outdo.config.names import ENVIRONMENT_REWARD
 from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
 from outdo.rewards import WeightedSum, load_reward
+from outdo.rewards.final_answer import written_out
 from outdo.rewards.matchers import matcher_called, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule, right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, reward_input
@@ -135,7 +136,7 @@ def _first_trials(reward: Reward, questions: Sequence[Question], *, reference: b
     With `reference`, references are answers: that of the first question is tried, and another one is the wrong answer.
     """
     question = questions[0]
-    completions = {"reference": str(question.answer)} if reference and question.answer is not None else {}
+    completions = {"reference": written_out(question.answer)} if reference and question.answer is not None else {}
     completions |= {"empty": "", "wrong": _wrong_answer(questions, 0) if reference else UNKNOWN}
     scored = reward([reward_input(question, text) for text in completions.values()])
     return [
@@ -146,9 +147,9 @@ def _first_trials(reward: Reward, questions: Sequence[Question], *, reference: b
 
 def _wrong_answer(questions: Sequence[Question], index: int) -> str:
     """Return the next answer whose last word differs from that of the answer to question `index`."""
-    right = str(questions[index].answer).split()[-1:]
+    right = written_out(questions[index].answer).split()[-1:]
     others = (questions[(index + ahead) % len(questions)] for ahead in range(1, len(questions)))
-    answers = (str(question.answer) for question in others if question.answer is not None)
+    answers = (written_out(question.answer) for question in others if question.answer is not None)
     return next((answer for answer in answers if answer.split()[-1:] != right), UNKNOWN)
 
 
@@ -237,7 +238,7 @@ def _try_form(
 ) -> None:
     inputs: list[RewardInput] = []
     for row in rows:
-        for answer in (str(questions[row].answer), _wrong_answer(questions, row)):
+        for answer in (written_out(questions[row].answer), _wrong_answer(questions, row)):
             inputs.append(reward_input(questions[row], form(answer)))
     outputs = reward(inputs)
     tried.note(outputs)
@@ -255,7 +256,7 @@ def _never_rewarded(questions: Sequence[Question], unrewarded: Sequence[int]) ->
         )
     elif unrewarded:
         first = [questions[row] for row in unrewarded[:NAMED]]
-        named = ", ".join(f"{question.id} ({one_line(str(question.answer))[:40]})" for question in first)
+        named = ", ".join(f"{question.id} ({one_line(written_out(question.answer))[:40]})" for question in first)
         more = f" and {len(unrewarded) - NAMED} more" if len(unrewarded) > NAMED else ""
         yield (
             f"rewards: {len(unrewarded)} of {len(questions)} reference answers score like a wrong one in each of "
