@@ -131,11 +131,21 @@ def test_a_message_about_one_answer_is_in_the_singular():
         (["optim.schedule.warmup=100"], "optim.lr is never reached"),
         (["eval.every=101", "data.eval_rows=5"], "evaluated only before and after the run"),
         (["rewards=['exact', {name='format', weight=0}]"], "format has the weight 0"),
+        (
+            ["data.template={question} {prompt} {answer}"],
+            "data.template: only {prompt} and {system} are replaced; every prompt has {question}, {answer} as it is",
+        ),
     ],
 )
 def test_settings_without_effect_get_a_note(overrides, sentence):
     _, notes = conflicts(load(None, [*NEEDED, *overrides]))
     assert any(sentence in note for note in notes), notes
+
+
+@pytest.mark.parametrize("literal", ["", r"\\boxed{answer}", "{}", "{{x}}", '{"a": 1}', "{1}"])
+def test_braces_of_latex_and_json_in_a_template_get_no_note(literal):
+    _, notes = conflicts(load(None, [*NEEDED, f"data.template={{prompt}} {literal}"]))
+    assert not any("data.template" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_a_reference_that_is_a_list_is_refused_with_its_row_by_rewards_that_comp
     with pytest.raises(UserError) as caught:
         of(path, "rewards=exact")
     assert caught.value.problems == (f"data.path: {path}, {expected}",)
-    assert len(of(path, "rewards=mine.py:score").train) == 3
+    assert len(of(path, "rewards=format").train) == 3
 
 
 # --------------------------------------------------------------------------------------------------------------- faults

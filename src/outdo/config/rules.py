@@ -28,6 +28,8 @@ from outdo.utils.text import counted
 _BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/.+/mean)?")
 """The numbers of an evaluation that can decide which one is the best."""
 
+_FIELD = re.compile(r"(?<![\w\\{}])\{[^\W\d]\w*\}(?!\})")
+"""What looks like a field of a template: not the braces of LaTeX, as in `\\boxed{x}`, and not doubled ones."""
 
 BYTES_OF_AN_ID = 8
 """Of a token in main memory; everything else that is kept of it takes more."""
@@ -244,6 +246,13 @@ def _schedule_with_fewer_steps(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _braces_in_the_template(recipe: Recipe) -> Iterator[str]:
+    fields = dict.fromkeys(_FIELD.findall(recipe.data.prompt_template or ""))
+    if others := [field for field in fields if field not in ("{prompt}", "{system}")]:
+        left = ", ".join(others)
+        yield f"data.template: only {{prompt}} and {{system}} are replaced; every prompt has {left} as it is"
+
+
 def _divided_among_one(recipe: Recipe) -> Iterator[str]:
     if recipe.cluster.shard and recipe.cluster.world_size == 1:
         yield "cluster.shard = true: has no effect with cluster.replicas = 1"
@@ -285,4 +294,5 @@ NOTES: tuple[Rule, ...] = (
     _later_than_the_last_step,
     _weights_without_effect,
     _divided_among_one,
+    _braces_in_the_template,
 )
