@@ -159,6 +159,25 @@ def test_a_setting_of_several_kinds_gets_one_sentence(override, sentence):
 
 
 @pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ('rewards={name="exact"', 'rewards: not valid TOML: Unclosed inline table: {name="exact"'),
+        ('rewards=["exact", "format"', 'rewards: not valid TOML: Unclosed array: ["exact", "format"'),
+        ('optim.schedule="cosine', 'optim.schedule: not valid TOML: Unterminated string: "cosine'),
+        ("train.objective.beta=" + "[" * 5000, "train.objective.beta: not valid TOML: nested too deeply"),
+    ],
+)
+def test_a_value_that_begins_like_toml_and_is_cut_off_is_no_name(override, sentence):
+    assert mistakes(None, [*NEEDED, override]) == [f"command line: {sentence}"]
+
+
+@pytest.mark.parametrize("text", ["{prompt}", '"{prompt}', "[{prompt}"])
+def test_a_text_setting_may_begin_like_toml(text):
+    recipe = load(None, [*NEEDED, f"data.template={text}", f"run={text}"])
+    assert (recipe.data.template, recipe.run) == (text, text)
+
+
+@pytest.mark.parametrize(
     ("text", "name", "sentence"),
     [
         ("a = ", "r.toml", "not valid TOML"),

@@ -27,7 +27,7 @@ from outdo.cli.arguments import (
 )
 from outdo.cli.output import print_line
 from outdo.config.environments import row_environments
-from outdo.config.file import read_value
+from outdo.config.file import fault_of_toml, read_value
 from outdo.config.paths import named_code
 from outdo.config.recipe import Piece, Recipe
 from outdo.data import pass_rates
@@ -322,6 +322,8 @@ def _questions(arguments: EvalArguments, source: ModelRef, matchers: Matchers) -
 def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any], str | None]:
     """Return the rewards, and the name of the one that decides what is right, if a setting names it."""
     if recipe is None or arguments.rewards:
+        if faults := [f"--rewards: {fault}" for fault in map(fault_of_toml, arguments.rewards) if fault]:
+            raise UserError(faults)
         return [read_value(each) for each in arguments.rewards] or list(REWARDS), arguments.right
     rewards = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
     if not rewards:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from outdo.config.fields import Piece, Source
+from outdo.config.fields import Piece, PromptTemplate, Source
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
 from outdo.config.recipe import Data, Recipe
@@ -23,6 +23,7 @@ from outdo.config.resume import may_differ
 from outdo.config.rules import refusals
 from outdo.config.settings import leaves, sections, settings
 from outdo.utils.errors import UserError, did_you_mean
+from outdo.utils.text import one_line
 
 LARGEST_FILE = 1_000_000
 """Bytes. A larger file is not a recipe."""
@@ -60,8 +61,8 @@ class RecipeError(UserError):
 def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     """Return the recipe in `path` (None: only the defaults) with `overrides` such as `"optim.lr=2e-6"`.
 
-    The value of an override is TOML; a value that is not TOML, or that belongs to a text setting, is plain text. An
-    empty value restores the default. Raises `RecipeError` with all mistakes.
+    The value of an override is TOML; a value that does not begin like TOML, or that belongs to a text setting, is plain
+    text. An empty value restores the default. Raises `RecipeError` with all mistakes.
     """
     raw, mistakes = _read(path)
     file_is_unreadable = bool(mistakes)
@@ -212,8 +213,12 @@ def _apply_override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str 
             return None
         table[name] = inner
         table = inner
+    setting = leaves().get(key)
+    if (fault := fault_of_toml(written)) and not (setting and _may_be_text(setting.annotation)):
+        mistakes.append(f"{COMMAND_LINE}: {key}: {fault}")
+        return None
     if written.strip():
-        table[last] = read_value(written, leaves().get(key))
+        table[last] = read_value(written, setting)
     else:
         table.pop(last, None)
     return key
@@ -240,15 +245,32 @@ def read_value(written: str, setting: FieldInfo | None = None) -> Any:
     return value if one_value and (isinstance(value, str) or not is_text) else written
 
 
+def fault_of_toml(written: str) -> str | None:
+    """Return why a value that begins as a table, a list or quoted text is not valid TOML; None for other text."""
+    if not written.lstrip().startswith(("{", "[", '"')):
+        return None
+    try:
+        tomllib.loads(f"value = {written}")
+    except ValueError as error:
+        return f"not valid TOML: {str(error).partition(' (at ')[0]}: {one_line(written)}"
+    except RecursionError:
+        return "not valid TOML: nested too deeply"
+    return None
+
+
 def read_piece(option: str, written: str, example: str) -> Piece:
     """Return the piece that an option of the command line names as a recipe does: by a name, or by a table in TOML."""
-    value = read_value(written)
     try:
-        if "{" in written and value == written:
-            raise ValueError("a table that is not TOML")
-        return Piece.model_validate(value)
+        if fault := fault_of_toml(written):
+            raise ValueError(fault)
+        return Piece.model_validate(read_value(written))
     except ValueError:
         raise UserError([f"{option}: expected a name, or a table such as {example}, found {written!r}"]) from None
+
+
+def _may_be_text(annotation: Any) -> bool:
+    """Return whether a setting is text, or may be: a template is text that begins with {prompt}, or a table."""
+    return _takes_text(annotation) or PromptTemplate in get_args(annotation)
 
 
 def _takes_text(annotation: Any) -> bool:

@@ -18,7 +18,7 @@ from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo
 from outdo.cli.arguments import AsJson
 from outdo.cli.output import print_line
-from outdo.config.file import read_value
+from outdo.config.file import fault_of_toml, read_value
 from outdo.config.method_rules import objective_mistakes
 from outdo.config.recipe import Piece
 from outdo.extras.explain.explain import Explanation, Point, explain, mistakes_in, table
@@ -105,6 +105,9 @@ def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objec
         key, equals, written = text.partition("=")
         if not equals:
             mistakes.append(f"explain: --set {text}: expected key=value, such as beta=0.02")
+            continue
+        if fault := fault_of_toml(written):
+            mistakes.append(f"explain: --set {key}: {fault}")
             continue
         options[key] = read_value(written)
     piece = Piece(name=name, options=options)
