@@ -191,7 +191,7 @@ TESTED_ON = (
         change=[NO_KL, FAST],
         seed=25,
         scorer=hack_scorers.TOPIC_LOST,
-        rules=[*ALIKE, "reward_follows_length"],
+        rules=[*ALIKE, "reward_follows_length", "reward_against_length"],
     ),
     Case(
         name="format alone",

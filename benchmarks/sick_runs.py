@@ -70,7 +70,7 @@ def measured(name: str, weight: float) -> str:
 SICK = (
     Case(name="a constant reward", change=[reward("constant"), "steps=10"], rules=["constant_reward"]),
     Case(name="the reward pays for length", change=[reward("length"), "steps=12"], rules=["reward_follows_length"]),
-    Case(name="the reward pays for brevity", change=[reward("brevity"), "steps=12"], rules=["reward_follows_length"]),
+    Case(name="the reward pays for brevity", change=[reward("brevity"), "steps=12"], rules=["reward_against_length"]),
     Case(
         name="the right answer, and 0.5 for each character",
         change=[reward("right_and_length"), "steps=12"],

@@ -56,6 +56,10 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((6, {"reward_length_correlation": [0.99, 0.97, 0.95, 1.0, 0.98, 0.99]})),
         "the reward follows the length of the answer .correlation 0.98.*learns to answer longer",
     ),
+    "reward_against_length": (
+        steps((6, {"reward_length_correlation": -0.97})),
+        "the reward follows the length of the answer .correlation -0.97.*learns to answer shorter",
+    ),
     "conflicting_reward_parts": (
         steps(
             (20, {"rewards/format/mean": jumping(0.1, 0.2), "rewards/exact/mean": jumping(0.5, 0.6)}),
@@ -229,6 +233,7 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "reward_follows_length": steps(
         (9, {"reward_length_correlation": [0.8, 0.9, 0.86, 0.7, 0.88, 0.9, 0.95, 0.6, 0.5]})
     ),
+    "reward_against_length": steps((9, {"reward_length_correlation": 0.99})),
     "conflicting_reward_parts": steps(
         (20, {"rewards/format/mean": jumping(0.1, 0.9), "rewards/exact/mean": jumping(0.2, 0.9)}),
         (20, {"rewards/format/mean": jumping(0.2, 0.9), "rewards/exact/mean": jumping(0.1, 0.9)}),

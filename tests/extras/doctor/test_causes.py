@@ -36,11 +36,26 @@ def test_causes_come_before_their_symptoms_and_only_causes_have_advice() -> None
     )
     found = diagnose(sick)
     assert [(each.rule, each.cause) for each in found] == [
-        ("reward_follows_length", ""),
-        ("too_hard", "reward_follows_length"),
-        ("empty_answers", "reward_follows_length"),
+        ("reward_against_length", ""),
+        ("too_hard", "reward_against_length"),
+        ("empty_answers", "reward_against_length"),
     ]
     assert [bool(each.advice) for each in found] == [True, False, False]
+
+
+def test_a_reward_explains_truncation_only_if_it_pays_for_length() -> None:
+    truncated = steps((20, {"completions/clipped_ratio": 0.5}))
+    for correlation, found in (
+        (0.99, ["reward_follows_length"]),
+        (-0.99, ["reward_against_length", "truncation"]),
+    ):
+        assert roots(merged(truncated, steps((20, {"reward_length_correlation": correlation})))) == found
+
+
+def test_a_constant_reward_is_the_cause_in_a_run_of_few_steps_too() -> None:
+    lines = steps((3, {"reward": 0.3, "frac_reward_zero_std": 1.0, "completions/clipped_ratio": 0.5}))
+    found = {each.rule: each.cause for each in diagnose(lines)}
+    assert found == {"constant_reward": "", "no_signal": "constant_reward", "truncation": ""}
 
 
 def test_what_was_there_before_a_finding_is_not_its_symptom() -> None:

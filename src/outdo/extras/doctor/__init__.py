@@ -25,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     rewards.reward_against_right,
     tools.reward_follows_calls,
     rewards.reward_follows_length,
+    rewards.reward_against_length,
     rewards.conflicting_reward_parts,
     hacks.watched_reward_fell,
     hacks.stopped_reading,

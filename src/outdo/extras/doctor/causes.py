@@ -11,7 +11,8 @@ LEVELS: tuple[Level, ...] = ("warning", "note", "good")
 """In the order in which findings are printed."""
 
 NO_SPREAD = ("constant_reward", "identical_answers", "truncation", "too_hard", "too_easy")
-WRONG_REWARD = ("constant_reward", "random_reward", "reward_against_right", "reward_follows_length")
+BY_LENGTH = ("reward_follows_length", "reward_against_length")
+WRONG_REWARD = ("constant_reward", "random_reward", "reward_against_right", *BY_LENGTH)
 WRONG_STEPS = (
     "refused_updates",
     "engine_mismatch",
@@ -25,8 +26,9 @@ NO_EFFECT = ("steps_too_small", "reward_outweighed")
 
 CAUSES: Mapping[str, Sequence[str]] = {
     "reward_follows_length": ("reward_against_right", "reward_follows_calls"),
-    "conflicting_reward_parts": ("reward_against_right", "reward_follows_length"),
-    "watched_reward_fell": ("reward_against_right", "reward_follows_length"),
+    "reward_against_length": ("reward_against_right", "reward_follows_calls"),
+    "conflicting_reward_parts": ("reward_against_right", *BY_LENGTH),
+    "watched_reward_fell": ("reward_against_right", *BY_LENGTH),
     "turns_at_limit": ("calls_not_read", "calls_fail"),
     "truncation": (
         "turns_at_limit",
@@ -58,8 +60,8 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "left_language": (*WRONG_REWARD, "stopped_reading", "repeats_itself", *WRONG_STEPS, "entropy_explosion"),
     "fewer_words": ("stopped_reading", "repeats_itself", "left_language", *WRONG_STEPS),
     "same_whatever_is_asked": ("stopped_reading", "repeats_itself"),
-    "shorter_answers": ("stopped_reading", *BROKEN_POLICY),
-    "longer_not_better": BROKEN_POLICY,
+    "shorter_answers": ("stopped_reading", *(each for each in BROKEN_POLICY if each != "reward_follows_length")),
+    "longer_not_better": tuple(each for each in BROKEN_POLICY if each != "reward_against_length"),
     "accuracy_fell": (*BROKEN_POLICY, *NO_EFFECT, "memorised", "truncation"),
     "answers_got_worse": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
     "worse_at_next_visit": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from outdo.extras.doctor.reward_parts import reward_parts
-from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics
+from outdo.extras.doctor.series import FEWEST_STEPS, Finding, RunMetrics, Span
 from outdo.utils.text import counted
 
 
@@ -23,7 +23,7 @@ def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
 def constant_reward(run: RunMetrics) -> Iterator[Finding]:
     """Report that all answers of the run have the same reward; `too_hard` reports it if this reward is 0."""
     reward, equal = run.span("reward"), run.span("frac_reward_zero_std")
-    if len(reward.steps) < MIN_STEPS or min(equal.values, default=0.0) < 1.0 or not any(reward.values):
+    if len(reward.steps) < FEWEST_STEPS or min(equal.values, default=0.0) < 1.0 or not any(reward.values):
         return
     if max(reward.values) - min(reward.values) <= 1e-6 * abs(reward.mean):
         yield reward.finding(
@@ -61,17 +61,24 @@ def reward_against_right(run: RunMetrics) -> Iterator[Finding]:
 
 
 def reward_follows_length(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the length of an answer determines its reward."""
-    metric = "reward_length_correlation"
-    for span in (run.lasting(metric, above=0.93), run.lasting(metric, below=-0.93)):
-        if span:
-            direction = "longer" if span.mean > 0 else "shorter"
-            yield span.finding(
-                "warning",
-                f"within groups the reward follows the length of the answer (correlation {span.mean:.2f}): the policy "
-                f"learns to answer {direction}.",
-                "Reward what an answer should contain. If length is a part of the reward, lower its weight.",
-            )
+    """Report that the length of an answer determines its reward: the longer, the higher."""
+    if span := run.lasting("reward_length_correlation", above=0.93):
+        yield _by_length(span, "longer")
+
+
+def reward_against_length(run: RunMetrics) -> Iterator[Finding]:
+    """Report that the length of an answer determines its reward: the shorter, the higher."""
+    if span := run.lasting("reward_length_correlation", below=-0.93):
+        yield _by_length(span, "shorter")
+
+
+def _by_length(span: Span, direction: str) -> Finding:
+    return span.finding(
+        "warning",
+        f"within groups the reward follows the length of the answer (correlation {span.mean:.2f}): the policy learns "
+        f"to answer {direction}.",
+        "Reward what an answer should contain. If length is a part of the reward, lower its weight.",
+    )
 
 
 def conflicting_reward_parts(run: RunMetrics) -> Iterator[Finding]:
