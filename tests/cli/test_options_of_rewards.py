@@ -56,6 +56,12 @@ def test_python_takes_an_option_refuses_a_misspelt_one_and_fails_without_it(home
     assert "lenght: unknown option; did you mean length?" in str(caught.value)
 
 
+def test_a_parameter_that_no_column_fills_is_named_with_the_nearest_column():
+    reward = load_reward(function())
+    (output,) = reward([RewardInput(prompt="1", completion="1234", answer="1", columns={"lenght": 4})])
+    assert output.reason.endswith("answer; did you mean lenght?")
+
+
 def test_an_environment_takes_a_function_or_a_reward_and_refuses_what_load_reward_takes(home: Path):
     sample = RewardInput(prompt="1", completion="1234", answer="1")
     made = load_reward({"name": function(), "length": 4})

@@ -67,9 +67,9 @@ def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch:
         ([], "needs at least one reward"),
         (
             {"name": "my_reward.py:score", "lenght": 3},
-            "my_reward.py:score.lenght: unknown option; did you mean length?",
+            'rewards."my_reward.py:score".lenght: unknown option; did you mean length?',
         ),
-        ({"name": "my_reward.py:score", "x": 3}, "score.x: unknown option; my_reward.py:score takes length"),
+        ({"name": "my_reward.py:score", "x": 3}, 'score".x: unknown option; my_reward.py:score takes length'),
         ({"name": "exact", "answer": 3}, "rewards.exact.answer: outdo sets it itself: it belongs to the completion"),
         ({"name": "overlong", "cache": 3}, "rewards.overlong.max_tokens: required by overlong"),
         ({"name": "my_reward.py:score", "length": lambda: 3}, "length: expected a number such as 1, found <function"),

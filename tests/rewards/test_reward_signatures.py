@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -157,7 +158,10 @@ def test_an_exception_fails_only_its_completion(sample: Sample, leave: BaseExcep
     ("function", "message"),
     [
         (lambda c, a: 1.0, r"reward\(c, a\) has no known signature.*completion, answer.*as in TRL.*as in verl"),
-        (lambda *args, **kwargs: 1.0, "no known signature"),
+        (lambda *args, **kwargs: 1.0, r"reward\(\*args, \*\*kwargs\) has no known signature; known are"),
+        (lambda completion, /, answer="secret": 1.0, r"reward\(completion, /, answer\) has no known signature"),
+        (lambda completon, answer: 1.0, r"no known signature; did you mean completion\?; known are"),
+        (Fraction, "the reward Fraction is a class: give an instance that can be called, or a function"),
         (lambda completions, trainer_state: [1.0], "trainer_state, which only TRL's trainer can pass"),
         (print, "no known signature"),
         (7, "not a function but of type int"),

@@ -31,7 +31,7 @@ class Game:
     def __init__(self, rounds, depth=-1): ...
     def reply(self, message): ...
 """
-SCORE, TOOL = "rewards.mine.py:score", "environment.functions.python"
+SCORE, TOOL = 'rewards."mine.py:score"', "environment.functions.python"
 JUDGE = {"name": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": "r"}
 
 CASES: Sequence[tuple[str, dict[str, Any], Sequence[str]]] = [

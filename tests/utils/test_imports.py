@@ -67,11 +67,16 @@ def test_a_name_inside_an_if_is_found_and_an_imported_one_takes_anything(file):
         ("score", 'expected "file.py:name"'),
         ("{folder}/broken.py:score", "is not valid Python"),
         ("outdo.algorithms.objectives.nowhere:x", "no such Python module"),
+        ("near_reward:score", "no such Python module, and not a file ending in .py; did you mean near_reward.py?"),
+        ("math:sqrt", '"math": this module is not written in Python; name a function in a file or a package'),
+        ("near_reward.py", 'expected "near_reward.py:NAME"; it defines near, nearer'),
+        ("near_reward.py:", 'expected "near_reward.py:NAME"; it defines near, nearer'),
     ],
 )
 def test_a_missing_name_is_reported_with_the_nearest_one(file, tmp_path, monkeypatch, spec, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def score(:")
+    (tmp_path / "near_reward.py").write_text("def near(completion): ...\nx = 3\nclass nearer: ...")
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError) as caught:

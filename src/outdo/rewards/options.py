@@ -78,7 +78,7 @@ def reward_mistakes(
     secrets = {option: "" for option, value in options.items() if SecretPlace.of(value)}
     checks = CHECKS.get(name, {}) if builtin else {}
     yield from option_mistakes(
-        f"rewards.{name}",
+        f"rewards.{name}" if name.isidentifier() else f'rewards."{name}"',
         name,
         {**options, **secrets},
         takes if builtin else replace(takes, required=()),

@@ -18,7 +18,7 @@ from typing import Any
 from outdo.rewards.failures import output_of_error
 from outdo.rewards.options import SignatureKind, kind_of, reward_mistakes
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value, to_output, to_outputs
-from outdo.utils.errors import UserError
+from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.event_loop import EventLoop
 from outdo.utils.imports import Signature, signature_of_object
 
@@ -103,7 +103,8 @@ class RewardFunction:
         arguments = {**given, **self.options}
         missing = sorted({*self.takes.required} - arguments.keys())
         if missing:
-            raise TypeError(f"{self.name} needs {', '.join(missing)}; the data has {', '.join(given)}")
+            similar = did_you_mean(missing[0], list(given))
+            raise TypeError(f"{self.name} needs {', '.join(missing)}; the data has {', '.join(given)}{similar}")
         accepted = arguments if self.takes.accepts_any else self.takes.parameters
         return {name: value for name, value in arguments.items() if name in accepted}
 
@@ -119,11 +120,14 @@ def wrap_function(
     """
     if not callable(function):
         raise UserError([f"the reward {name} is not a function but of type {type(function).__name__}"])
+    if isinstance(function, type):
+        raise UserError([f"the reward {name} is a class: give an instance that can be called, or a function"])
     takes = signature_of_object(function, name)
     kind = kind_of(takes)
     if kind is None:
-        shown = ", ".join(takes.parameters)
-        raise UserError([f"the reward {name}({shown}) has no known signature; known are:\n{ACCEPTED_SIGNATURES}"])
+        shown, similar = _written_parameters(function), _similar_parameter(takes)
+        known = f"has no known signature{similar}; known are:\n{ACCEPTED_SIGNATURES}"
+        raise UserError([f"the reward {name}{shown} {known}"])
     if only := ", ".join(sorted(TRAINER_ONLY.intersection(takes.required))):
         raise UserError([f"the reward {name} needs {only}, which only TRL's trainer can pass: give it a default"])
     options, of_any_type = options or {}, replace(takes, defaults={})  # a message with a value may show a secret
@@ -138,6 +142,22 @@ def wrap_function(
         options=options,
         timeout=timeout,
     )
+
+
+def _written_parameters(function: Any) -> str:
+    """Return the parameters of a function as in its source, without defaults, one of which may be a secret."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C have no parameters that can be read
+        return ""
+    empty = inspect.Parameter.empty
+    names = [each.replace(default=empty, annotation=empty) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=names, return_annotation=inspect.Signature.empty))
+
+
+def _similar_parameter(takes: Signature) -> str:
+    """Return `"; did you mean X?"` for a parameter that is nearly one that identifies a signature."""
+    return next(filter(None, (did_you_mean(name, list(SignatureKind)) for name in takes.parameters)), "")
 
 
 Call = Callable[[Sequence[RewardInput], float], list[RewardOutput] | RewardOutput]

@@ -50,8 +50,18 @@ def split(spec: str) -> tuple[str, str]:
     """Split `"where:name"` into its two parts. Raises `UserError` if it does not have this form."""
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name.isidentifier()):
-        raise UserError([f'"{spec}": expected "file.py:name" or "package.module:name"'])
+        raise UserError([f'"{spec}": expected {_expected_form(spec)}'])
     return where, name
+
+
+def _expected_form(spec: str) -> str:
+    """Return the form of what names code; of a file without a name, with the names of what it defines."""
+    file = spec.removesuffix(":")
+    if not file.endswith(".py") or not Path(file).is_file():
+        return '"file.py:name" or "package.module:name"'
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    names = [name for name, node in _definitions_in(Path(file), spec).items() if isinstance(node, kinds)]
+    return f'"{file}:NAME"; it defines {", ".join(names) or "no function"}'
 
 
 def names_of(spec: str) -> tuple[str, str]:
@@ -105,8 +115,12 @@ def source_file(where: str) -> Path:
             raise UserError([f"{where}: no such file (looked in {Path.cwd()}){did_you_mean(path.name, neighbours)}"])
         return path
     origin = _module_origin(where) if all(part.isidentifier() for part in where.split(".")) else None
-    if origin is None or not origin.endswith(".py"):
-        raise UserError([f'"{where}": no such Python module, and not a file ending in .py'])
+    if origin is None:
+        file = where.replace(".", "/") + ".py"
+        meant = f"; did you mean {file}?" if Path(file).is_file() else ""
+        raise UserError([f'"{where}": no such Python module, and not a file ending in .py{meant}'])
+    if not origin.endswith(".py"):
+        raise UserError([f'"{where}": this module is not written in Python; name a function in a file or a package'])
     return Path(origin)
 
 
