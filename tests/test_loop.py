@@ -176,6 +176,17 @@ def test_without_sync_the_reference_stays_unchanged():
     assert all(not weight.requires_grad for weight in models.reference.forward.model.parameters())
 
 
+def test_the_function_that_makes_an_objective_is_no_objective():
+    with pytest.raises(TypeError, match=r"found the function grpo; did you mean grpo\(\)\?"):
+        Models.of(small(), grpo)  # type: ignore[arg-type]
+
+
+def test_a_group_without_answers_is_refused():
+    environment = SingleTurn(load_reward("exact"))
+    with pytest.raises(ValueError, match="group_size: expected 1 or more answers to a question, found 0"):
+        GroupSampler(BuiltinEngine(), environment, group_size=0, sampling=SamplingParams(max_tokens=4))
+
+
 def test_missing_models_are_reported_before_sampling():
     def no_rollout(policy, questions, *, step):
         raise AssertionError("sampled")

@@ -113,3 +113,13 @@ def test_tools_that_the_prompt_has_no_place_for_are_refused_by_what_brings_them(
         (problem,) = caught.value.problems
         assert f"question {questions[0].id} has tools" in problem
         assert without in problem
+
+
+def test_rows_in_the_place_of_questions_are_refused():
+    with pytest.raises(TypeError, match=r"expected the questions of outdo.questions_from, found dict"):
+        tokenise([{"question": "1+1=", "answer": "2"}], byte_bpe_tokenizer([]))  # type: ignore[list-item]
+
+
+def test_a_step_without_prompts_is_refused():
+    with pytest.raises(ValueError, match="per_step: expected 1 or more prompts, found 0"):
+        Prompts(["a"], per_step=0)

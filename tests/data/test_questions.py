@@ -77,6 +77,11 @@ def test_gsm8k_is_read_unchanged():
         assert [(q.text, q.answer, q.columns) for q in questions] == [(r["question"], r["answer"], r) for r in rows]
 
 
+def test_rows_in_the_place_of_a_path_are_refused():
+    with pytest.raises(TypeError, match=r"questions_from: expected the path of a file.* found list; write rows into a"):
+        questions_from(ROWS)  # type: ignore[arg-type]
+
+
 def test_blank_lines_and_a_byte_order_mark_are_ignored(jsonl):
     path = jsonl([b'\xef\xbb\xbf{"prompt": "a"}', b"", b'{"prompt": "b"}\r', b""])
     assert [(q.id, q.text) for q in questions_from(path)] == [("1", "a"), ("3", "b")]

@@ -51,6 +51,12 @@ def test_a_schedule_that_falls_is_refused_without_its_last_step(schedule: Schedu
         OptimiserSettings(schedule=schedule)
 
 
+@pytest.mark.parametrize("lr", ["1", -1e-6, math.nan, math.inf, None])
+def test_a_learning_rate_that_is_no_number_is_refused(lr: float) -> None:
+    with pytest.raises(ValueError, match="lr: expected a number of 0 or more, found"):
+        OptimiserSettings(lr=lr)
+
+
 # ------------------------------------------------------------------------------------------------------- the step
 
 

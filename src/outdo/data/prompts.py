@@ -60,6 +60,8 @@ def prompt_of(
     tools: ToolsOf,
 ) -> Prompt:
     """Render and tokenise a question; see `tokenise`. Raises `ModelError` if the chat template refuses it."""
+    if not isinstance(question, Question):
+        raise TypeError(f"expected the questions of outdo.questions_from, found {type(question).__name__}")
     ids = encode_prompt(
         tokenizer,
         question.text,
@@ -142,6 +144,8 @@ class Prompts(Generic[Item]):
     ) -> None:
         if not prompts:
             raise ValueError("there are no prompts")
+        if per_step < 1:
+            raise ValueError(f"per_step: expected 1 or more prompts, found {per_step}")
         self.prompts = prompts
         self.per_step = per_step
         self.seed = seed

@@ -85,6 +85,9 @@ def questions_from(
 
     The reference answers have to suit the `matchers`, and the environments that rows name have to exist.
     """
+    if not isinstance(path, str):
+        what = "expected the path of a file, or the name of a data set on the Hub, as text"
+        raise TypeError(f"questions_from: {what}, found {type(path).__name__}; write rows into a .jsonl file")
     rows = read_rows(path, limit=limit)
     columns = detect_columns(rows, prompt=prompt, answer=answer)
     check_answer_column(matchers, rows, columns)

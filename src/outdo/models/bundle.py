@@ -66,8 +66,12 @@ class Models:
         Unless given, the reference is the policy as it is now (`frozen`), the critic a copy of it with a value head.
         `requires` is what the two need together, if the caller knows it already.
 
-        Raises ValueError for a reference or critic that neither of them requires.
+        Raises ValueError for a reference or critic that neither of them requires, TypeError for what is no objective.
         """
+        if not hasattr(objective, "prepare"):
+            name = getattr(objective, "__name__", None)
+            found = repr(objective) if name is None else f"the function {name}; did you mean {name}()?"
+            raise TypeError(f"Models.of: expected an objective such as outdo.grpo(beta=0.0), found {found}")
         needs = requirements_of(advantage, objective) if requires is None else requires
         given = {"reference": (reference, needs.reference), "critic": (critic, needs.values)}
         if unused := [name for name, (model, needed) in given.items() if model is not None and not needed]:

@@ -7,6 +7,7 @@ An algorithm is a function from the trained weights to a `torch.optim.Optimizer`
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -133,6 +134,8 @@ class OptimiserSettings:
     patience: int = 3  # refused steps in a row after which the run stops
 
     def __post_init__(self) -> None:
+        if not isinstance(self.lr, Real) or not 0 <= self.lr < math.inf:
+            raise ValueError(f"lr: expected a number of 0 or more, found {self.lr!r}")
         self.schedule(0, self.total)  # raises what a schedule refuses before the run, not at its first step
 
 

@@ -65,6 +65,8 @@ class GroupSampler:
     ) -> None:
         if sampling.temperature == 0:
             raise ValueError("temperature 0 gives every question the same answer group_size times: nothing to compare")
+        if group_size < 1:
+            raise ValueError(f"group_size: expected 1 or more answers to a question, found {group_size}")
         self.engine = engine
         self.environment = environment
         self.group_size = group_size
