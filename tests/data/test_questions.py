@@ -151,6 +151,15 @@ def test_the_error_for_a_missing_column_offers_the_nearest_name(jsonl):
     assert mistakes(jsonl([{"a": 1}])) == ["no column looks like the question; name it: data.prompt=NAME (columns: a)"]
 
 
+def test_a_column_whose_name_has_other_letters_is_offered(jsonl):
+    rows = [{"Question": "a", "Answer": "b"}]
+    assert mistakes(jsonl(rows)) == [
+        "no column looks like the question; name it: data.prompt=Question (columns: Question, Answer)"
+    ]
+    with pytest.raises(UserError, match=r"which the reward exact needs; name it: data.answer=Answer \(columns"):
+        of(jsonl(rows), "data.prompt=Question")
+
+
 def test_a_reward_that_compares_needs_an_answer_column(jsonl):
     path = jsonl([{"question": "a"}])
     assert of(path, "rewards=format").train[0].answer is None
@@ -246,6 +255,25 @@ def test_all_faults_of_both_files_are_reported_at_once(jsonl):
 def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, content, reason):
     (tmp_path / name).write_bytes(content)
     assert reason in mistakes(str(tmp_path / name))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", b"question;answer\na;b\n", "its columns are separated by semicolons; expected commas"),
+        ("a.csv", b"question\tanswer\na\tb\n", "its columns are separated by tabs; expected commas"),
+        *[
+            (name, '[{"question": "a"},\n{"question": "b"}]'.encode("utf-16"), "is UTF-16 text; expected UTF-8")
+            for name in ("a.jsonl", "a.json", "a.csv")
+        ],
+        ("a.json", b"\xff", "not UTF-8 text (line 1, byte 0 of the file)"),
+    ],
+)
+def test_another_encoding_or_separator_is_one_sentence(tmp_path, name, content, sentence):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        questions_from(str(tmp_path / name))
+    assert caught.value.problems == (f"{tmp_path / name}: {sentence}",)
 
 
 def test_errors_for_a_missing_file_and_a_folder_offer_existing_files(jsonl, tmp_path):

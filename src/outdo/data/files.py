@@ -4,6 +4,7 @@ A row that cannot be read does not stop the reading: it becomes a fault with its
 reported at once, together with those that `outdo.data.questions` finds in the other rows.
 """
 
+import codecs
 import csv
 import hashlib
 import io
@@ -167,6 +168,7 @@ def format_of(path: str) -> str:
 
 
 def _jsonl(path: str, content: bytes) -> Iterator[Parsed]:
+    refuse_utf16(path, content)
     for number, line in enumerate(content.removeprefix(BYTE_ORDER_MARK).split(b"\n"), 1):
         if line.strip():
             yield parse_line(number, line)
@@ -191,6 +193,8 @@ def _json(path: str, content: bytes) -> Iterator[Parsed]:
         value = _parse_json(_decode(path, content))
     except json.JSONDecodeError as error:
         raise UserError([f"{path}: broken JSON in line {error.lineno}: {error.msg}"]) from None
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:
         raise UserError([f"{path}: {error}"]) from None
     if not isinstance(value, list):
@@ -204,6 +208,9 @@ def _csv(path: str, content: bytes) -> Iterator[Parsed]:
         header = next(records, [])
     except csv.Error as error:
         raise UserError([f"{path}: broken CSV in its header: {error}"]) from None
+    separator = {";": "semicolons", "\t": "tabs"}.get(next((c for c in "".join(header) if c in ";\t"), ""))
+    if len(header) == 1 and separator:
+        raise UserError([f"{path}: its columns are separated by {separator}; expected commas"])
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise UserError([f"{path}: the header names {', '.join(repeated)} twice"])
@@ -235,7 +242,14 @@ READERS: Mapping[str, Callable[[str, bytes], Iterator[Parsed]]] = {
 }
 
 
+def refuse_utf16(path: str, content: bytes) -> None:
+    """Raise `UserError` if a text begins as UTF-16 does: one sentence, and not one for each of its lines."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError([f"{path}: is UTF-16 text; expected UTF-8"])
+
+
 def _decode(path: str, content: bytes) -> str:
+    refuse_utf16(path, content)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -105,9 +105,8 @@ def detect_columns(rows: Rows, *, prompt: str | None = None, answer: str | None 
     mistakes = list(_unknown_columns(rows, known, {"prompt": prompt, "answer": answer}))
     prompt = prompt or _first(PROMPT_COLUMNS, known)
     if prompt is None and rows.values:
-        mistakes.append(
-            f"{rows.source}: no column looks like the question; name it: data.prompt=NAME {_list_columns(rows)}"
-        )
+        advice = _name_it("prompt", PROMPT_COLUMNS, known)
+        mistakes.append(f"{rows.source}: no column looks like the question; {advice} {_list_columns(rows)}")
     if mistakes:
         raise UserError(mistakes)
     other = {prompt, *_ratings(rows)}
@@ -219,7 +218,14 @@ def describe(source: str, fault: Fault) -> str:
 def check_answer_column(matchers: Matchers, rows: Rows, columns: Columns) -> None:
     if matchers and columns.answer is None and not columns.ends_with_answer and rows.values:
         missing = f"no column looks like the reference answer, which the reward {min(matchers)} needs"
-        raise UserError([f"{rows.source}: {missing}; name it: data.answer=NAME {_list_columns(rows)}"])
+        advice = _name_it("answer", ANSWER_COLUMNS, _all_columns(rows))
+        raise UserError([f"{rows.source}: {missing}; {advice} {_list_columns(rows)}"])
+
+
+def _name_it(role: str, usual: Sequence[str], known: Sequence[str]) -> str:
+    """Return how to name a column: with its name, if only the case of its letters is not a usual one."""
+    meant = next((name for name in known if name.strip().casefold() in usual), "NAME")
+    return f"name it: data.{role}={meant}"
 
 
 def _all_columns(rows: Rows) -> list[str]:

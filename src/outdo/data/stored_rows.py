@@ -19,6 +19,7 @@ from outdo.data.files import (
     parse_line,
     read_records,
     records_of,
+    refuse_utf16,
 )
 from outdo.utils.errors import UserError
 
@@ -91,6 +92,8 @@ class LineRows:
             self._state = _state_of(file)
             for number, line in enumerate(file, 1):
                 digest.update(line)
+                if not start:
+                    refuse_utf16(path, line)
                 content = line if start else line.removeprefix(BYTE_ORDER_MARK)
                 if len(self) != limit and content.strip():
                     self._starts.append(start + len(line) - len(content))
