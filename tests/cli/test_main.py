@@ -8,6 +8,8 @@ import pytest
 
 from outdo import __version__
 from outdo.cli import main as cli
+from outdo.cli.arguments import recipe_and_overrides
+from outdo.utils.errors import UserError
 
 
 def test_the_version_and_a_short_help_flag(outdo):
@@ -29,6 +31,14 @@ def test_a_full_disk_below_the_output_is_one_sentence():
         )
     sentence = "outdo: the output of this command cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, sentence)
+
+
+def test_an_argument_that_is_no_setting_is_quoted():
+    with pytest.raises(UserError) as caught:
+        recipe_and_overrides(["r.toml", "", "steps"])
+    assert caught.value.problems == tuple(
+        f'"{each}": expected key=value; the recipe is r.toml' for each in ("", "steps")
+    )
 
 
 def test_windows_is_refused_in_one_sentence(monkeypatch):

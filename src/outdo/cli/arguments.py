@@ -62,7 +62,7 @@ def recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[
     """Return the file and the `key=value` settings among the arguments of a command."""
     files = [setting for setting in settings or [] if "=" not in setting]
     if len(files) > 1:
-        raise UserError([f"{file}: expected key=value; the recipe is {files[0]}" for file in files[1:]])
+        raise UserError([f'"{file}": expected key=value; the recipe is {files[0]}' for file in files[1:]])
     return Path(files[0]) if files else None, [setting for setting in settings or [] if "=" in setting]
 
 

@@ -70,7 +70,7 @@ def _diagnose(run: Path) -> tuple[list[Finding], int]:
     lines, steps = metrics_of(run, left_out.append)
     findings = [*failed(run_state(run))]
     findings += diagnose(lines, recipe=run_files.table(run, "recipe.toml", left_out.append))
-    findings += changed_bits(read_metrics(run / "history.jsonl", report=left_out.append))
+    findings += changed_bits(read_metrics(run / "history.jsonl", report=print_warning))
     for sentence in left_out:
         print_warning(f"{run}: {sentence}")
     return findings, steps

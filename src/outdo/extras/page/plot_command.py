@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,15 +29,16 @@ def command(
         mistakes.append("plot: the same run is given twice")
     if mistakes:
         raise UserError(mistakes)
-    left_out: list[str] = []
-    lines = {str(run): metrics_of(run, left_out.append)[0] for run in runs}
-    for sentence in left_out:
-        print_warning(sentence)
+    lines = {str(run): metrics_of(run, partial(_warn, run))[0] for run in runs}
     try:
         plot(_short_names(lines), out, names=metric or None)
     except OSError as error:
         raise RunFolderError(f"{out}: cannot be written: {os.strerror(error.errno or 0)}") from error
     print_line(Console(), f"the picture is {out}")
+
+
+def _warn(run: Path, sentence: str) -> None:
+    print_warning(f"{run}: {sentence}")
 
 
 def _short_names(lines: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def read_metrics(
                     records.append(record)
                 else:
                     reason = "not a JSON object" if line else "longer than the limit"
-                    messages.append(f"metrics.jsonl, line {number}: {reason}; left out")
+                    messages.append(f"{path}, line {number}: {reason}; left out")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -184,7 +184,7 @@ def read_metrics(
         if report:
             report(message)
         else:
-            warnings.warn(f"{path.parent}: {message}", stacklevel=2)
+            warnings.warn(message, stacklevel=2)
     return records
 
 
@@ -196,7 +196,7 @@ def _last_lines(file: BinaryIO, limits: ReadLimits, messages: list[str]) -> Iter
     if left_out:
         left_out += len(file.readline(limits.line or -1))
     if left_out:
-        messages.append(f"metrics.jsonl is very large: its first {left_out / 1e6:,.0f} MB are left out")
+        messages.append(f"{file.name} is very large: its first {left_out / 1e6:,.0f} MB are left out")
     number = 0
     while line := file.readline(limits.line or -1):
         number += 1
