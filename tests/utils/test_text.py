@@ -6,11 +6,12 @@ import pytest
 from rich.console import Console
 
 from outdo.cli import main as command_line
+from outdo.cli.evaluate import _formatted
 from outdo.cli.output import print_line, print_warning
 from outdo.run.display import Display
 from outdo.utils.errors import UserError
 from outdo.utils.out_of_memory import OUT_OF_MEMORY
-from outdo.utils.text import for_terminal
+from outdo.utils.text import between, for_terminal
 
 HOSTILE = "a\x1b[2Jb\x07c\u202ed\r\x9be\ud800"
 SHOWN = "a\\x1b[2Jb\\x07c\\u202ed\\r\\x9be\\ud800"
@@ -49,3 +50,16 @@ def test_memory_that_does_not_suffice_is_one_sentence(monkeypatch, capsys, error
         command_line.main()
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"outdo: {OUT_OF_MEMORY}\n"
+
+
+def test_an_interval_whose_ends_are_written_the_same_has_no_spread():
+    assert between(0.5, 0.75, "{:.1%}".format) == "50.0% to 75.0%"
+    assert between(-0.8, -0.8001, "{:.3g}".format) == "no spread"
+
+
+def test_mean_rewards_without_spread_are_printed_so(capsys):
+    rewards = {"greedy_reward": -0.8, "greedy_reward_low": -0.8, "greedy_reward_high": -0.8}
+    Display(Console(width=300)).evaluated(1, rewards)
+    assert "greedy -0.800 (no spread)" in capsys.readouterr().out
+    assert _formatted("reward_ci95", [-0.8, -0.8]) == "no spread"
+    assert _formatted("ci95", [0.125, 0.5]) == "12.5% to 50.0%"

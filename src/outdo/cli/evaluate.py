@@ -46,7 +46,7 @@ from outdo.run.evaluation.evaluation import Evaluation, compare_paired, evaluate
 from outdo.run.export.find_model import ModelRef, find_model
 from outdo.run.progress_bar import progress
 from outdo.utils.errors import UserError
-from outdo.utils.text import counted, for_terminal
+from outdo.utils.text import between, counted, for_terminal
 
 REWARDS = ("last_number",)
 """The rewards where neither an argument nor a run sets them."""
@@ -384,8 +384,7 @@ def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _formatted(name: str, value: Any) -> str:
     if isinstance(value, list):
-        style = ".1%" if name == "ci95" else ".3f"
-        return " to ".join(f"{each:{style}}" for each in value)
+        return between(*value, "{:.1%}".format if name == "ci95" else "{:.3f}".format)
     if name == "reward" or name.startswith("rewards/"):
         return f"{value:.3f}"
     return f"{value:.1%}" if name.startswith(SHARES) else f"{value:g}"

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from outdo.run.progress_bar import Count, followed, progress
 from outdo.utils.outcome import EVALUATIONS
-from outdo.utils.text import counted, for_terminal
+from outdo.utils.text import between, counted, for_terminal
 
 Item = TypeVar("Item")
 
@@ -154,7 +154,7 @@ def _rewards_line(kind: str, numbers: Mapping[str, float]) -> str:
         for name, value in numbers.items()
         if name.startswith(prefix)
     ]
-    interval = f"{numbers[f'{kind}_reward_low']:.3f} to {numbers[f'{kind}_reward_high']:.3f}"
+    interval = between(numbers[f"{kind}_reward_low"], numbers[f"{kind}_reward_high"], "{:.3f}".format)
     return f"{kind} {reward:.3f} ({'; '.join([interval, ', '.join(parts)] if parts else [interval])})"
 
 

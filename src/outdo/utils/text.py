@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -64,6 +64,11 @@ def counted(count: float, noun: str, *, plural: str = "") -> str:
     """Return `1 step`, `2 steps` or `1,000 steps`; `plural` is that of a noun to which an s is not just appended."""
     number = f"{count:,.3g}" if isinstance(count, float) else f"{count:,}"
     return f"{number} {noun if number == '1' else plural or f'{noun}s'}"
+
+
+def between(low: float, high: float, show: Callable[[float], str]) -> str:
+    """Return `0.1 to 0.3`, or `no spread` for an interval whose ends are written the same."""
+    return "no spread" if show(low) == show(high) else f"{show(low)} to {show(high)}"
 
 
 def text_or_json(value: Any) -> str:

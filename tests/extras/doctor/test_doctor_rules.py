@@ -88,6 +88,9 @@ def test_held_out_rewards_are_compared_where_right_is_not_defined() -> None:
     )
     (fell,) = found_by("accuracy_fell", steps((1, ends[1]), (5, {}), (1, ends[0])))
     assert "fell from 9 (8 to 10) (step 1) to -5 (-6 to -4)" in fell.text
+    equal = {"eval/greedy_reward": -0.8, "eval/greedy_reward_low": -0.8, "eval/greedy_reward_high": -0.8}
+    (fell,) = found_by("accuracy_fell", steps((1, ends[1]), (5, {}), (1, equal)))
+    assert "to -0.8 (no spread)" in fell.text
 
 
 def test_a_reward_that_is_always_0_is_reported_as_too_hard_with_a_look_at_the_reward() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from outdo.extras.doctor.answers import got_worse_before
 from outdo.extras.doctor.series import Finding, Metrics, RunMetrics, Span, is_number, significant_change
 from outdo.utils.outcome import EVALUATIONS, headline
-from outdo.utils.text import counted
+from outdo.utils.text import between, counted
 
 MANY_CHANGES = 50
 """Questions whose mean reward changed between two visits: with fewer, the share that rose says nothing."""
@@ -172,7 +172,7 @@ def _shown(metric: str) -> Callable[[float], str]:
 
 def _with_interval(line: Metrics, metric: str) -> str:
     show, low, high = _shown(metric), line.get(f"{metric}_low"), line.get(f"{metric}_high")
-    around = "" if low is None or high is None else f" ({show(low)} to {show(high)})"
+    around = "" if low is None or high is None else f" ({between(low, high, show)})"
     return f"{show(line[metric])}{around}"
 
 
