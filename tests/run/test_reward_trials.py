@@ -68,6 +68,14 @@ def test_a_constant_part_of_the_reward_is_a_warning(warnings, tmp_path):
         assert warnings(answers, rewards, "sampling.max_tokens=64") == []
 
 
+@pytest.mark.parametrize("references", [REFERENCES, 0])
+def test_a_reward_that_never_returns_a_number_is_a_warning(warnings, references):
+    score = "def score(completion):\n    return None\n"
+    (said,) = warnings(["1", "2", "3"], score=score, references=references)
+    assert said.startswith("rewards: score returned None for each ")
+    assert said.endswith("; an answer to which no reward applies is not trained on")
+
+
 def test_a_slow_reward_is_not_tried_on_every_reference(warnings, monkeypatch):
     monkeypatch.setattr(reward_trials, "SECONDS", 0.0)
     assert "not every reference answer was tried" in warnings(["1", "2", "3"])[-1]

@@ -36,6 +36,8 @@ MOST_TOKENS = 1_000_000
 UNKNOWN = "I do not know."
 """An answer that is wrong whatever the question."""
 
+NOT_TRAINED = "an answer to which no reward applies is not trained on"
+
 NAMED = 5
 """Questions that a warning names at most."""
 
@@ -92,6 +94,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
         if not errors:
             tried = questions[: references if answered and not _is_paid(reward) else 0]
             warnings += _try_references(reward, tried, max_tokens=recipe.sampling.max_tokens)
+            warnings += [] if tried else _without_number(trials)
     finally:
         reward.close()
     notes = [*([] if rule is None else [_right_note(rule, trials)]), *map(_sandbox_note, sandboxes(reward))]
@@ -178,6 +181,13 @@ def _not_preferred(trials: Sequence[Trial]) -> Iterator[str]:
             yield f"rewards: the {other} answer scores at least as much as the reference answer ({numbers})"
 
 
+def _without_number(trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a sentence for each reward that applies to none of the answers to the first question."""
+    for name in dict.fromkeys(name for trial in trials for name in trial.scored.parts):
+        if all(trial.scored.parts.get(name) is None for trial in trials):
+            yield f"rewards: {name} returned None for each answer to the first question that was tried; {NOT_TRAINED}"
+
+
 def _right_note(rule: RightRule, trials: Sequence[Trial]) -> str:
     """Return which answers count as right. A reward of numbers shows only when it is called."""
     scored = [trial.scored for trial in trials if trial.scored.status is Status.ok]
@@ -201,8 +211,7 @@ class _Tried:
         self.answers += len(outputs)
         for output in outputs:
             for name, value in output.parts.items():
-                if value is not None:
-                    self.values[name].add(value)
+                self.values[name].update(() if value is None else (value,))
 
 
 def _try_references(reward: Reward, questions: Sequence[Question], *, max_tokens: int) -> Iterator[str]:
@@ -224,8 +233,11 @@ def _try_references(reward: Reward, questions: Sequence[Question], *, max_tokens
                 yield f"rewards: not every reference answer was tried: {number} took {SECONDS:.0f} s"
                 return
             _try_form(reward, questions, rows[start : start + AT_ONCE], form, tried)
-    yield from _never_rewarded(questions, tried.unrewarded)
+    if any(tried.values.values()):
+        yield from _never_rewarded(questions, tried.unrewarded)
     for name, values in tried.values.items():
+        if not values:
+            yield f"rewards: {name} returned None for each of {tried.answers} answers that were tried; {NOT_TRAINED}"
         if len(values) == 1:
             yield (
                 f"rewards: {name} is {next(iter(values)):g} for each of {tried.answers} answers that were tried, right "
