@@ -216,7 +216,7 @@ def test_a_chat_template_that_refuses_names_the_row():
     [
         ("Hi", None, "Q:", "no place for {prompt}"),
         ("Hi", "S", "Q: {prompt}", "no place for {system}"),
-        ("Hi", "S", None, "no place for {system}"),
+        ("Hi", "S", None, "a system message needs a template with {system} and {prompt}: set data.template"),
         ([{"role": "user", "content": "Hi"}], None, "Q: {prompt}", "a list of messages"),
     ],
 )

@@ -82,9 +82,11 @@ def _fill_template(prompt: str | Sequence[Message], system: str | None, template
         raise UserError([f"{where} is a list of messages, and a prompt template takes text; leave the template out"])
     values = {"{prompt}": prompt} | ({} if system is None else {"{system}": system})
     text = "{prompt}" if template is None else template
+    if template is None and system is not None:
+        needs = "a system message needs a template with {system} and {prompt}"
+        raise UserError([f"the model has no chat template, and {needs}: set data.template, or leave data.system out"])
     if missing := [field for field in values if field not in text]:
-        what = "the prompt template" if template is not None else "without a chat template or a prompt template there"
-        raise UserError([f"{what} has no place for {' and '.join(missing)}"])
+        raise UserError([f"the prompt template has no place for {' and '.join(missing)}"])
     before, _, after = text.partition("{prompt}")
     for field, value in values.items():
         if field != "{prompt}":
