@@ -27,7 +27,7 @@ def show(report: Report, console: Console) -> None:
     if report.arithmetic:
         _heading(console, "Arithmetic")
         console.print("\n".join(arithmetic_lines(report)), highlight=False, markup=False)
-    if report.memory:
+    if report.memory and not report.errors:  # it was estimated with what is wrong
         _heading(console, "Memory, about")
         console.print(_memory_table(report))
     _list(console, "Notes", report.notes)
