@@ -384,7 +384,8 @@ def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _formatted(name: str, value: Any) -> str:
     if isinstance(value, list):
-        return between(*value, "{:.1%}".format if name == "ci95" else "{:.3f}".format)
+        low, high = value
+        return between(low, high, "{:.1%}".format if name == "ci95" else "{:.3f}".format)
     if name == "reward" or name.startswith("rewards/"):
         return f"{value:.3f}"
     return f"{value:.1%}" if name.startswith(SHARES) else f"{value:g}"

@@ -93,8 +93,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
         warnings = [*_not_preferred(trials)]
         if not errors:
             tried = questions[: references if answered and not _is_paid(reward) else 0]
-            warnings += _try_references(reward, tried, max_tokens=recipe.sampling.max_tokens)
-            warnings += [] if tried else _without_number(trials)
+            warnings += _try_references(reward, tried, trials, max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
     notes = [*([] if rule is None else [_right_note(rule, trials)]), *map(_sandbox_note, sandboxes(reward))]
@@ -214,13 +213,17 @@ class _Tried:
                 self.values[name].update(() if value is None else (value,))
 
 
-def _try_references(reward: Reward, questions: Sequence[Question], *, max_tokens: int) -> Iterator[str]:
+def _try_references(
+    reward: Reward, questions: Sequence[Question], first: Sequence[Trial], *, max_tokens: int
+) -> Iterator[str]:
     """Score right and wrong answers in each form until the right one scores more; yield what is wrong with the reward.
 
-    `max_tokens` is the length of one further answer, for parts of the reward that only count tokens.
+    Without references the `first` trials are all that is known. `max_tokens` is the length of one further answer, for
+    parts of the reward that only count tokens.
     """
     questions = [question for question in questions if question.answer is not None]
     if not questions:
+        yield from _without_number(first)
         return
     started, tried = time.monotonic(), _Tried(list(range(len(questions))))
     longest = reward_input(questions[0], _wrong_answer(questions, 0), (0,) * min(max_tokens, MOST_TOKENS))
