@@ -149,7 +149,7 @@ def methods(runs: Sequence[Result]) -> str:
     lines = []
     for name, each in made.items():
         counts = [[answers_until(run, start + share * (best - start)) for run in each] for share in (0.5, 0.8)]
-        reached = ["not all seeds" if isinf(max(count)) else f"{fmean(count):,.0f}" for count in counts]
+        reached = [reached_after(count, ",.0f") for count in counts]
         rewards = " ".join(f"{run['after']['rows/greedy_reward']:.3f}" for run in each)
         lines.append(
             f"| `{name}` | {each[0]['lr']:g} | {rewards} "
@@ -198,6 +198,11 @@ def answers_until(run: Result, reward: float, *, per_step: int = 32) -> float:
     return next(reached, float("inf")) * LAST * per_step
 
 
+def reached_after(counts: Sequence[float], form: str) -> str:
+    """Return the mean of what the seeds took, as text; a seed that never reached it has infinity."""
+    return "not all seeds" if isinf(max(counts)) else format(fmean(counts), form)
+
+
 def trl(runs: Sequence[Result]) -> str:
     """The mean rewards of each ten steps, lowest and highest of the seeds, of outdo and of TRL."""
     tables = [trl_on(task, runs) for task in ALL_TASKS if of(runs, task, "grpo") and of(runs, task, "trl")]
@@ -227,7 +232,7 @@ def trl_on(task: str, runs: Sequence[Result]) -> str:
         "peak GB": (beside, lambda run: run["peak_bytes"] / 1e9),
     }
     for title, (made, value) in measured.items():
-        cells = (f"{fmean(map(value, each)):,.1f}" if each else "" for each in made.values())
+        cells = (reached_after([*map(value, each)], ",.1f") if each else "" for each in made.values())
         lines.append(f"| {title} | {' | '.join(cells)} | |")
     return rows(f"| `{task}`, steps | outdo | TRL | overlap |", lines)
 
