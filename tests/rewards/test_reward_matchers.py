@@ -72,6 +72,9 @@ def test_the_documented_table_of_odd_answers_is_correct(completion: str, referen
         ("<think>632</think><answer>5</answer>", "632", False),
         (r"\boxed{632}", "632", True),
         ("The answer is Paris.", "Paris", True),
+        ("The answer is A. The answer is B.", "A", False),  # listing all options is no answer
+        ("The answer is A. The answer is B.", "B", True),
+        ("The answer is B#A", "A", False),
         ("1632", "632", False),
         ("632", 632.0, True),
         ("632.0", "632", False),
@@ -95,13 +98,47 @@ def test_exact_compares_the_final_text_character_by_character(completion: str, a
         (r"\boxed{\frac{1}{2}}", "0.5", True),
         ("no number", "18", False),
         (r"\boxed{x+1}", "1", False),
+        ("The answer is 18 — that is how many eggs she has.", "18", True),
+        ("So the total is 18—done.", "18", True),
+        ("It is 18 – the total.", "18", True),
+        ("It is 18 - x", "18", False),
+        ("It is 18 – 5", "18", False),
+        ("It is 18 - sqrt(2)", "18", False),
+        ("9 * 2 => 18", "18", True),
+        ("9 * 2 -> 18", "18", True),
+        (r"9 * 2 \Rightarrow 18", "18", True),
+        (r"\lim_{x \to 18} f", "18", False),
+        ("x >= 18", "18", False),
+        ("He earns $18/hour.", "18", True),
+        ("18/pi", "18", False),
+        (r"\boxed{(1,234)}", "1234", False),  # a point, or an interval
+        ("#### 1.234,50", "5", False),
     ],
 )
 def test_last_number_compares_the_final_number(completion: str, answer: object, right: bool):
     assert last_number(completion, answer) is right
 
 
-@given(st.text(alphabet="0123456789,./-$%e#\\boxed{}()*^answer: <>k½²\n", max_size=60))
+@pytest.mark.parametrize(
+    ("completion", "reference", "right"),
+    [
+        (r"\boxed{(3,12)}", "(3,12)", True),
+        (r"\boxed{[3,12]}", "(3,12)", False),  # a closed interval is no open one
+        (r"\boxed{3.12}", "(3,12)", False),
+        (r"\boxed{(5,10)}", "5.1", False),
+        (r"\boxed{\{3,12\}}", r"\{12, 3\}", True),
+        (r"\boxed{(0.5,12)}", "(0.5,12)", True),
+        (r"\boxed{(2.5,10)}", "(2.5, 10)", True),
+    ],
+)
+def test_two_numbers_in_brackets_are_not_one(completion: str, reference: str, right: bool):
+    assert math(completion, reference) is right
+
+
+NUMERALS = st.text(alphabet="0123.,/ ()", max_size=14)
+
+
+@given(st.text(alphabet="0123456789,./-$%e#\\boxed{}()*^answer: <>k½²\n", max_size=60) | NUMERALS)
 @pytest.mark.parametrize("name", READERS)
 def test_no_text_raises_an_exception(name: str, text: str):
     matcher_called(name).read(text)

@@ -9,8 +9,8 @@ def exact(completion: str, answer: Any) -> bool:
     """Return True if the final answer equals the reference character by character, ignoring white space around both.
 
     The final answer is where `outdo.rewards.final_answer` finds it. At the end of a text it is what follows "the answer
-    is", what follows the last `#` (`7+5=12#12`), or all of the text. The reference may be a worked solution that ends
-    in `#### answer`.
+    is" for the last time, else what follows the last `#` (`7+5=12#12`), or all of the text. The reference may be a
+    worked solution that ends in `#### answer`.
 
     Raises:
         ValueError: there is no reference.
@@ -25,10 +25,10 @@ def final_text(completion: str) -> str | None:
 
 
 def _final_texts(completion: str) -> list[str]:
-    """Return the texts that may be the final answer, the shortest first."""
+    """Return the texts that may be the final answer, the shortest first. Only the last of several statements counts."""
     final = final_answer(completion)
     if final is None:
         return []
     if final.stated:
         return [final.text]
-    return [*after_cue(final.text), final.text.rpartition("#")[2].strip(), final.text]
+    return [next(after_cue(final.text), final.text.rpartition("#")[2].strip()), final.text]

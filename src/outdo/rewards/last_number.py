@@ -26,7 +26,7 @@ DENIED = re.compile(
 
 _BOUNDED = re.compile(
     r"""(?:\b(?:more|less|fewer|greater|larger|smaller|higher|lower|other)\s+than|\bat\s+(?:least|most)|\bnearly|\balmost
-    |[<>≤≥±]=?|\\(?:leq?|geq?|lt|gt|neq?|pm)(?![a-zA-Z]))[\s(\[]*-?\Z""",
+    |(?<![=-])>=?|[<≤≥±]=?|\\(?:leq?|geq?|lt|gt|neq?|pm)(?![a-zA-Z]))[\s(\[]*-?\Z""",
     re.IGNORECASE | re.VERBOSE,
 )
 _OPERATOR = re.compile(r"[*/^]\s*[(\[{]*\s*-?\Z|\b(?:plus|times|(?:divided|multiplied)\s+by)\s*\Z", re.IGNORECASE)
@@ -36,7 +36,9 @@ _IN_FORMULA = re.compile(
     re.VERBOSE,
 )
 _CONTINUED = re.compile(
-    r"""\s*[(\[]*\s*(?:[+*/^](?!\s*\Z)|-\s*[\dA-Za-z(]|\.?\\[a-zA-Z]|√|π|[xyzn](?![\w'])|_|!(?=\w))
+    r"""\s*[(\[]*\s*(?:[+*^](?!\s*\Z)|/(?!\s*\Z|(?!sqrt|pi\b)[A-Za-z]{2})      # but 18/hour
+    |-\s*[\d(]|-[A-Za-z]|-\s+(?:[A-Za-z](?![A-Za-z])|sqrt)|                 # but 18 - that is all
+    \.?\\[a-zA-Z]|√|π|[xyzn](?![\w'])|_|!(?=\w))
     |,\s*-?\.?\d|[A-Za-z]\d|[a-zA-Z](?=[+*/^])|[)\]}]+\s*(?:\^|\*\*)|\|""",
     re.VERBOSE,
 )
@@ -47,7 +49,7 @@ _SIGN = re.compile(r"[-+]\s*[(\[{]*\s*\Z|\b(?:minus|negative)\s*\Z", re.IGNORECA
 _OPERAND = re.compile(r"[\d)\]}%]\s*(?:[A-Za-z]{1,2}\s*)?\Z|\w\Z|(?<![A-Za-z'])[A-Za-z]\s*\Z")
 _QUALIFIED = re.compile(r"[^.;]{0,20}?(?:\b(?:or|and|to|of)\b|-|,)\s*\W*\Z")
 _UNIT = re.compile(r"(?:\)?\s*%|\s*[A-Za-z]{2}[A-Za-z ./-]*|\s+[A-Za-z][A-Za-z ./-]*|\))?\s*")
-_EQUALS = re.compile(r"(?<![<>!=])=+(?!=)|≈|\bequals\b")
+_EQUALS = re.compile(r"(?<![<>!=])=+>?(?!=)|≈|\bequals\b")
 _REMARK = re.compile(r"\((?=[^()]*[^\W\d_]{2})[^()]*\)")
 _EXPLAINED = re.compile(
     rf"(\d[^\n.;()]{{0,25}})(?:{_REMARK.pattern}|\b(?:because|since)\b[^\n=.;]{{0,200}})[\s.!]{{0,9}}\Z", re.IGNORECASE
@@ -102,15 +104,23 @@ def stated_number(text: str) -> Fraction | None:
         return None  # a factorial
     sides = [side for side in _EQUALS.split(plain) if has_number(side)]
     numbers = numbers_in(sides[-1]) if sides else []
+    if any(_is_tuple(number, sides[-1]) for number in numbers):
+        return None
     values = {_value_in_context(numbers, index, sides[-1]) for index in range(len(numbers))}
     return values.pop() if len(values) == 1 else None
+
+
+def _is_tuple(number: WrittenNumber, plain: str) -> bool:
+    """Return whether brackets enclose a number that may be two: `(3,12)` is a point or an interval."""
+    before, after = plain[: number.start].rstrip(), plain[number.end :].lstrip()
+    return "," in number.found[0] and before.endswith(("(", "[", "{")) and after.startswith((")", "]", "}", "\\}"))
 
 
 def plain_number(text: str) -> Fraction | None:
     """Return the number that `text` is, with at most a unit; `None` if it may be more: `2k` may be a formula."""
     plain = plain_text(text[:LONGEST_ANSWER]).strip().rstrip(".")
     numbers = numbers_in(plain)
-    if len(numbers) != 1 or plain[: numbers[0].end].endswith(("k", "K")):
+    if len(numbers) != 1 or plain[: numbers[0].end].endswith(("k", "K")) or _is_tuple(numbers[0], plain):
         return None
     before, after = plain[: numbers[0].start].strip(), plain[numbers[0].end :]
     alone = re.fullmatch(r"[+-]?\(?[+-]?", before) and _UNIT.fullmatch(after)

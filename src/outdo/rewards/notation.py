@@ -10,7 +10,8 @@ import unicodedata
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _SIGNS = str.maketrans(
     {
-        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d", "-"),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"),
+        **dict.fromkeys("\u2014\u2015", " - "),  # these separate sentences, and are no minus signs
         **dict.fromkeys("\u2044\u2215\u00f7", "/"),
         **dict.fromkeys("\u00d7\u22c5\u00b7\u2217\u2219", "*"),
         **dict.fromkeys("\u2018\u2019\u02bc", "'"),
@@ -30,6 +31,7 @@ _TYPESETTING = [
     (re.compile(r"\s*\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|°"), " degrees "),
     (re.compile(r"\\(?:times|cdot)(?![a-zA-Z])"), "*"),
     (re.compile(r"\\(?:approx|simeq)(?![a-zA-Z])"), "≈"),
+    (re.compile(r"\\(?:(?:R|Longr)ightarrow|implies)(?![a-zA-Z])"), "=>"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\?\$"), "$"),
 ]

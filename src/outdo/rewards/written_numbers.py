@@ -56,7 +56,9 @@ class WrittenNumber:
 
     @property
     def value(self) -> Fraction | None:
-        """The value; `None` for a time, a date, a version, and a number that is too large or divides by 0."""
+        """The value; `None` for a time, a date, a version, two separators of decimals (`0.5,12`), and a number that is
+        too large or divides by 0.
+        """
         if len(self.found[0]) > LONGEST_NUMBER or self.found["other"]:
             return None
         value = _value(self.found)
@@ -86,12 +88,14 @@ def _scaled(found: re.Match[str]) -> WrittenNumber:
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """Return the value of a match; `None` if it divides by 0 or has too large an exponent."""
+    """Return the value of a match; `None` as for `WrittenNumber.value`."""
     if found["whole"]:
         below = int(found["below"])
         return int(found["whole"]) + Fraction(int(found["above"]), below) if below else None
     if found["base"]:
         return _power(int(found["base"]), int(found["exponent"]))
+    if found["decimals"] and "." in found["digits"]:
+        return None
     digits = re.sub("[ ,_']", "", found["digits"]) + (found["decimals"] or "").replace(",", ".")
     exponent, denominator = int(found["e"] or found["ten"] or 0), int(found["denominator"] or 1)
     fits = abs(exponent) <= LARGEST_EXPONENT and denominator != 0
