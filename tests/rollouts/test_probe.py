@@ -5,6 +5,7 @@ import torch
 from engine_cases import apart, fresh, gradient, other_model, requests
 from transformers import PreTrainedModel
 
+from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.kv_cache import KVCache
@@ -76,6 +77,21 @@ def test_sampler_and_trainer_agree_and_the_gradient_is_the_models_own(arch, chan
         logprobs = model(input_ids=ids, use_cache=False).logits[0, len(request.token_ids) - 1 : -1].log_softmax(-1)
         logprobs.gather(-1, torch.tensor(answer.token_ids)[:, None]).sum().backward()
     assert apart(found, gradient(policy)) < 1e-4
+
+
+def test_sampler_and_trainer_agree_on_a_model_that_has_other_frequencies_for_long_sequences(tmp_path):
+    """Beyond its original context longrope changes the frequencies of all rows as soon as one is longer."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    model = other_model("phi3", rope_parameters=rope, original_max_position_embeddings=32)
+    policy, asked = policy_of(model), requests((1, 20, 31), siblings=2, limit=lambda index: 40)
+    answers = BuiltinEngine(policy).generate(asked, SamplingParams(max_tokens=40))
+    assert max(len(each.token_ids) + len(answer.token_ids) for each, answer in zip(asked, answers, strict=True)) == 32
+    batch = Batch.of_tokens([each.token_ids for each in asked], [answer.token_ids for answer in answers])
+    for row, answer in zip(policy.logprobs(batch), answers, strict=True):
+        sampled = torch.tensor(answer.logprobs)
+        torch.testing.assert_close(row[row != 0][-len(sampled) :], sampled, rtol=0, atol=1e-4)
+    model.save_pretrained(tmp_path)
+    assert inspect_folder(tmp_path).max_positions == 32
 
 
 def test_a_model_that_no_way_samples_right_is_refused_with_what_was_tried():

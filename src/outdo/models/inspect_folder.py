@@ -325,7 +325,21 @@ def _sizes(config: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     heads = size["heads"]
     if heads and size["hidden_size"]:
         size["head_dim"] = size["head_dim"] or size["hidden_size"] // heads
+    size["max_positions"] = unchanged_positions(config) or size["max_positions"]
     return {**size, "kv_heads": size["kv_heads"] or heads}
+
+
+def unchanged_positions(config: Mapping[str, Any]) -> int | None:
+    """Return for how many positions rotary embeddings of the kind "longrope" have their short factors; None: not there.
+
+    transformers takes the long factors for all rows of a batch as soon as one is longer. Then the log-probabilities of
+    a sequence depend on the others of its batch, and cached keys have other frequencies than the queries that read
+    them. So these models are trained within their original context.
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
+        return None
+    return config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
 
 
 def _has_normed_heads(tensors: Tensors) -> bool:

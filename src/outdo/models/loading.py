@@ -27,7 +27,16 @@ from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.dividing import dividing, move_buffers
 from outdo.models.download import MODEL_FILES, TOKENIZER_FILES, files_of
 from outdo.models.finite import non_finite_weight
-from outdo.models.inspect_folder import EITHER, LANGUAGE_MODEL, REWARD_MODEL, SIZES, Kind, ModelFacts, inspect_folder
+from outdo.models.inspect_folder import (
+    EITHER,
+    LANGUAGE_MODEL,
+    REWARD_MODEL,
+    SIZES,
+    Kind,
+    ModelFacts,
+    inspect_folder,
+    unchanged_positions,
+)
 from outdo.models.scorer import Division
 from outdo.utils.errors import ModelError
 from outdo.utils.hub_names import is_local
@@ -350,7 +359,8 @@ def switch_dropout_off(config: PretrainedConfig) -> None:
 def max_context(model: PreTrainedModel) -> int | None:
     """Return the longest sequence, prompt and answer together, in tokens, that the model allows; `None`: no limit."""
     config = model.config.get_text_config()
-    return next((value for name in SIZES["max_positions"] if (value := getattr(config, name, None))), None)
+    positions = next((value for name in SIZES["max_positions"] if (value := getattr(config, name, None))), None)
+    return unchanged_positions(config.to_dict()) or positions
 
 
 def _differences(report: Mapping[str, Any], *, new: tuple[str, ...], body: str) -> Iterator[str]:
