@@ -175,7 +175,7 @@ def test_a_reward_has_options_on_the_command_line_as_in_a_recipe(outdo, seven, t
     table = f'{{name = "{tmp_path}/mine.py:score", length = 4}}'
     assert json.loads(outdo(*asked, table).out)["reward"] == 4
     misspelt = outdo(*asked, table.replace("length", "lenght"))
-    assert (misspelt.status, "score.lenght: unknown option; did you mean length?" in misspelt.error) == (2, True)
+    assert (misspelt.status, 'score".lenght: unknown option; did you mean length?' in misspelt.error) == (2, True)
 
 
 def test_without_a_verdict_eval_shows_mean_rewards_and_calls_nothing_right(outdo, seven, ten, dense, tmp_path):
