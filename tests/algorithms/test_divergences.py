@@ -113,14 +113,14 @@ def gradient_over_answers(objective: ComposedObjective) -> Tensor:
     return torch.autograd.grad(objective(scores, batch).divergence, logits)[0]
 
 
-@pytest.mark.parametrize("preset", [gspo, gspo_token])
+@pytest.mark.parametrize(("preset", "in_trl"), [(gspo, [0.30, 0.72]), (gspo_token, [0.22, 1.15])])
 def test_gspo_has_the_reverse_divergence_although_its_ratio_is_that_of_the_answer(
-    preset: Callable[..., ComposedObjective],
+    preset: Callable[..., ComposedObjective], in_trl: list[float]
 ) -> None:
     objective, truth = preset(beta=1.0), true_gradients()
     assert distance(gradient_over_answers(objective), truth["reverse"]) < EXACT
     of_answers = gradient_over_answers(replace(objective, kl_level=objective.level))  # as in TRL
-    assert all(distance(of_answers, exact) > CLEARLY_DIFFERENT for exact in truth.values())
+    assert [round(distance(of_answers, exact), 2) for exact in truth.values()] == in_trl  # docs/methods/index.md
 
 
 @pytest.mark.parametrize(("sampled", "surrogate"), [("on", log_likelihood), ("off", unclipped)])

@@ -17,6 +17,7 @@ from outdo.algorithms.requirements import requires
 from outdo.types import Batch
 
 ROUNDING = 1e-9
+"""What a product of two floats may exceed the whole number that it stands for."""
 
 
 def high_entropy(*, share: float = 0.2) -> BatchTransform:

@@ -196,7 +196,7 @@ def compat(library: Library, objective: ComposedObjective) -> ComposedObjective:
     return replace(
         objective,
         level=level,
-        kl_level=level,
+        kl_level=level,  # TRL multiplies the KL by the ratio that it clips; the others have no ratio there
         weight=weight,
         surrogate=_with_dual(objective, convention.dual),
         log_ratio_clamp=LOG_RATIO_CLAMP if convention.clamped(objective) else math.inf,

@@ -104,10 +104,8 @@ def reject(
     for k1 are exponentials of these, on π_rollout / π_old; `low = math.log(0.5)`, `high = math.log(2)` is verl's
     "0.5_2". AReaL's k1 and k3 are those of 1 / w: its k1 is log w, its k3 is 1/w - 1 + log w.
     """
-    estimate, combine = (
-        _choice("estimator", estimator, ESTIMATORS),
-        _choice("level", level, LEVELS | {"sequence": _sum, "max": _largest}),
-    )
+    estimate = _choice("estimator", estimator, ESTIMATORS)
+    combine = _choice("level", level, LEVELS | {"sequence": _sum, "max": _largest})
     least = -high if low is None else low
 
     def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
