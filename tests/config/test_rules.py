@@ -15,6 +15,7 @@ VLLM = 'engine={name = "vllm", python = "python"}'
     [
         (["train.group_size=1"], "train.group_size = 1: group_standardised compares"),
         (["sampling.temperature=0"], "would be the same"),
+        (["sampling.temperature=1e-38"], "use 0.01 or more, such as 1.0"),
         (["train.minibatches=33"], "only train.prompts = 32"),
         (["eval.every=5"], "there are no held-out questions"),
         (

@@ -193,6 +193,12 @@ def test_a_bos_is_never_added_twice():
     chat = with_bos(byte_bpe_tokenizer([], chat=True))
     chat.chat_template = "{{ bos_token }}" + chat.chat_template
     assert encode_prompt(chat, "Hi").count(chat.bos_token_id) == 1
+    bos = plain.bos_token
+    written = encode_prompt(plain, f"Hi {bos}", template=f"{bos}Q: {{prompt}}")
+    assert written[0] == plain.bos_token_id and written.count(plain.bos_token_id) == 1
+    assert plain.decode(written) == f"{bos}Q: Hi {bos}"
+    assert encode_prompt(plain, f"{bos}Hi").count(plain.bos_token_id) == 1
+    assert encode_prompt(plain, f"{bos}Hi", special_tokens=True).count(plain.bos_token_id) == 1
 
 
 def test_an_eos_that_the_tokenizer_adds_is_removed():

@@ -67,6 +67,8 @@ def test_the_matcher_among_several_rewards_reads_the_answers():
         ("last_number", "18 km/h", "10:30"),
         ("multiple_choice", "(B)", "Paris"),
         ("math", r"\frac{1}{2}", ""),
+        ("math", r"0.\overline{3}", "He goes to the market every day and buys a lot."),
+        ("math", r"\text{ten} \times x", "x+" * 501 + "1"),
         ("exact", "Paris", " "),
         ("exact", 18, ["18"]),
         ("exact", 18.5, ("18",)),

@@ -213,6 +213,12 @@ def test_multiple_choice_compares_the_final_letter(completion: str, letter: str,
     assert multiple_choice(completion, letter) is right
 
 
+@pytest.mark.parametrize("reference", [r"0.\overline{3}", r"A \cup B"])
+def test_a_reference_that_math_verify_cannot_read_is_compared_as_text(reference: str):
+    assert math(rf"\boxed{{ {reference} }}", reference)
+    assert not math(r"\boxed{A \cap B}", reference)
+
+
 @pytest.mark.parametrize("monster", ["$9^{9^{9^9}}$", "$" + "{" * 3000 + "$"], ids=["tower", "nested"])
 def test_endless_mathematics_is_stopped_and_the_next_answer_is_scored(monster: str):
     reward = load_reward("math", timeout=3.0)

@@ -31,6 +31,9 @@ _BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_re
 _FIELD = re.compile(r"(?<![\w\\{}])\{[^\W\d]\w*\}(?!\})")
 """What looks like a field of a template: not the braces of LaTeX, as in `\\boxed{x}`, and not doubled ones."""
 
+LOWEST_TEMPERATURE = 0.01
+"""At a lower one vLLM samples at 0.01, and near 1e-38 logits divided by it are infinite."""
+
 BYTES_OF_AN_ID = 8
 """Of a token in main memory; everything else that is kept of it takes more."""
 
@@ -64,10 +67,10 @@ def notes(recipe: Recipe) -> list[str]:
 
 
 def _greedy_sampling(recipe: Recipe) -> Iterator[str]:
-    if recipe.sampling.temperature == 0:
+    if recipe.sampling.temperature < LOWEST_TEMPERATURE:
         yield (
-            "sampling.temperature = 0: all answers to a question would be the same, so nothing could be learned; "
-            "use a positive temperature such as 1.0"
+            f"sampling.temperature = {recipe.sampling.temperature:g}: all answers to a question would be the same, so "
+            f"nothing could be learned; use {LOWEST_TEMPERATURE} or more, such as 1.0"
         )
 
 

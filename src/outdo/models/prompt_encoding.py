@@ -51,7 +51,8 @@ def encode_prompt(
       if it does not.
 
     Special tokens are added once. A chat template writes its own, so no others are added to its text. Other text gets
-    those that the tokenizer always adds (a BOS, for example), but no EOS at the end, because the answer follows.
+    those that the tokenizer always adds (a BOS, for example) and that do not begin it already, but no EOS at the end,
+    because the answer follows.
     Special tokens in the prompt and in the tools are ordinary text, unless `special_tokens` is true; those of the chat
     template, of `template` and of `system` are special tokens.
 
@@ -109,12 +110,15 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, *, specia
 
 
 def _encode_text(tokenizer: PreTrainedTokenizerBase, text: str, hidden: Hidden, where: str = "the text") -> list[int]:
-    """Encode with the tokenizer's own special tokens, without an EOS that it adds at the end."""
+    """Encode with the tokenizer's own special tokens, each once, without an EOS that it adds at the end."""
     ids: list[int] = tokenizer.encode(text)
     plain: list[int] = tokenizer.encode(text, add_special_tokens=False)
     eos_added = ids[-1:] == [tokenizer.eos_token_id] and ids[-len(plain) :] != plain
     ids = ids[:-1] if eos_added else ids
-    return ids[: len(ids) - len(plain)] + encode(tokenizer, text, hidden, where=where) if hidden else ids
+    added = ids[: len(ids) - len(plain)]
+    if added and plain[: len(added)] == added:  # a template that writes its own BOS
+        added, ids = [], plain
+    return added + encode(tokenizer, text, hidden, where=where) if hidden else ids
 
 
 def check_tools(

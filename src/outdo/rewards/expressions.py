@@ -4,8 +4,9 @@ Nothing is parsed here, so this file needs no optional package and cannot run fo
 """
 
 import re
+from typing import Any
 
-from outdo.rewards.final_answer import LONGEST_ANSWER, after_cue, final_answer
+from outdo.rewards.final_answer import LONGEST_ANSWER, after_cue, final_answer, reference_text
 from outdo.rewards.last_number import DENIED, final_number, plain_number, stated_number
 from outdo.rewards.notation import one_notation, without_latex
 
@@ -88,6 +89,20 @@ def phrase(text: str) -> str | None:
 def is_sentence(text: str) -> bool:
     """Return whether a text has too many words to be a formula or a short text answer."""
     return len(_PROSE_WORD.findall(_COMMAND_WITH_TEXT.sub("", text))) > _LONGEST_PHRASE
+
+
+def check_expression(answer: Any) -> str:
+    """Return the expression that a reference states, without parsing it.
+
+    Raises:
+        ValueError: the reference is empty, a sentence, or longer than any formula.
+    """
+    text = reference_text(answer)
+    expression = expression_in(text) or text
+    is_one = plain_number(expression) is not None or phrase(expression) is not None
+    if not is_one and (is_sentence(expression) or len(expression) > LONGEST_EXPRESSION):
+        raise ValueError(f"the reference answer is not mathematics: {text[:80]!r}")
+    return expression
 
 
 def squeezed(text: str) -> str:

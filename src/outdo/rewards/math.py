@@ -18,13 +18,12 @@ from typing import Any
 from outdo.rewards.expressions import (
     LONGEST_EXPRESSION,
     as_latex,
-    expression_in,
+    check_expression,
     final_expression,
-    is_sentence,
     phrase,
     squeezed,
 )
-from outdo.rewards.final_answer import after_cue, final_answer, reference_text
+from outdo.rewards.final_answer import after_cue, final_answer
 from outdo.rewards.last_number import final_number, plain_number
 from outdo.utils.errors import UserError
 
@@ -44,11 +43,12 @@ def math(completion: str, answer: Any) -> bool:
     r"""Return True if the final expression of the completion equals the reference: `\frac{1}{2}`, `0.5` and `1/2` do.
 
     `outdo.rewards.final_answer` finds both, so the reference may be a worked solution that ends in `#### answer`.
+    Only the same text equals a reference that math-verify cannot read (`0.\overline{3}`).
 
     Raises:
         ValueError: the reference is empty or is not mathematics.
     """
-    reference = _reference(reference_text(answer))
+    reference = _reference(check_expression(answer))
     number = final_number(completion)
     if number is not None and reference.number is not None:
         return _equal_numbers(number, reference.number, percent=_is_percentage(completion, reference.text))
@@ -71,15 +71,11 @@ class _Reference:
 
 
 @lru_cache(maxsize=1024)
-def _reference(text: str) -> _Reference:
+def _reference(expression: str) -> _Reference:
     """Return the parsed reference; the cache parses it once per group."""
-    expression = expression_in(text) or text
-    number, words = plain_number(expression), phrase(expression)
-    unreadable = is_sentence(expression) or len(expression) > LONGEST_EXPRESSION
-    parsed = [] if words is not None or unreadable else _parse(expression)
-    if number is None and words is None and not parsed:
-        raise ValueError(f"the reference answer is not mathematics: {text[:80]!r}")
-    return _Reference(expression, number, words, tuple(parsed))
+    words = phrase(expression)
+    parsed = [] if words is not None or len(expression) > LONGEST_EXPRESSION else _parse(expression)
+    return _Reference(expression, plain_number(expression), words, tuple(parsed))
 
 
 def _equal_numbers(number: Fraction, reference: Fraction, *, percent: bool) -> bool:
