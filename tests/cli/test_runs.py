@@ -59,11 +59,16 @@ def test_a_dry_run_shows_one_scored_group_and_writes_nothing(outdo, model, sums,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("doctor", "s1"), ("inspect", "s1"), ("compare", "s1", "s2"), ("resume", "s1")])
+SUGGESTING = [("doctor", "s1"), ("inspect", "s1"), ("compare", "s1", "s2"), ("resume", "s1")]
+SUGGESTING += [("eval", "s1", "--data", "a.jsonl"), ("chat", "s1"), ("export", "s1", "m"), ("generate", "s1", "--data", "a.jsonl", "--out", "b.jsonl")]
+
+
+@pytest.mark.parametrize("command", SUGGESTING)
 def test_a_run_that_is_called_by_its_name_alone_is_suggested_with_its_folder(outdo, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     for name in ("s1", "s2", "sx"):
         (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.toml").touch()
     (tmp_path / "s").mkdir()  # its name is similar, too
     done = outdo(*command)
     assert done.status == 2

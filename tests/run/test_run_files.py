@@ -36,7 +36,7 @@ def test_a_very_long_line_is_left_out(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text(long)
     said: list[str] = []
     assert run_files.MetricsFile(tmp_path).read(said.append) == [{"step": 8, "reward": 0.5}]
-    assert said == ["metrics.jsonl, line 1: longer than the limit; left out"]
+    assert said == [f"{tmp_path / 'metrics.jsonl'}, line 1: longer than the limit; left out"]
 
 
 def test_a_very_long_run_is_thinned_from_its_beginning_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -17,6 +17,7 @@ from outdo.config.recipe import Piece
 from outdo.extras.record import parquet
 from outdo.extras.trackers import sending as module
 from outdo.extras.trackers.base import TrackedRun, file_stem
+from outdo.extras.trackers.mlflow import mlflow
 from outdo.extras.trackers.sending import sending
 from outdo.extras.trackers.steps import steps_of
 from outdo.run.folder.run_folder import RunFolder
@@ -135,6 +136,7 @@ FOLLOW = """
 import sys, time
 from pathlib import Path
 from outdo.config.recipe import Piece
+from outdo.extras.trackers.mlflow import mlflow
 from outdo.extras.trackers.sending import sending
 
 pieces = [Piece.model_validate({"name": name, "completions": 0, "deadline": 3}) for name in sys.argv[2:]]
@@ -258,3 +260,18 @@ def test_the_last_step_waits_for_its_record_or_for_the_next_step_or_for_the_end(
     found = steps_of(run, 1, after=3, evaluated=True, active=lambda: next(looks) < 9)
     append(run, 4)
     assert (next(found)[0], next(looks)) == (4, 10)
+
+
+@pytest.mark.parametrize(("failure", "status"), [(None, "KILLED"), ('{"message": "no room"}', "FAILED")])
+def test_mlflow_tells_a_run_that_failed_from_one_that_was_stopped(run, tmp_path, monkeypatch, failure, status):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    (run / "trackers").mkdir()
+    client = pytest.importorskip("mlflow").MlflowClient(uri := (tmp_path / "mlflow").as_uri())
+    (run / "recipe.toml").write_text("steps = 2\n")
+    (run / "environment.json").write_text("{}")
+    if failure:
+        (run / "failure.json").write_text(failure)
+    tracked = TrackedRun(run, "mlflow", 0, False, print)
+    with mlflow(tracked, uri=uri):
+        pass
+    assert tracked.id and client.get_run(tracked.id).info.status == status

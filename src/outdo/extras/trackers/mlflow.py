@@ -9,6 +9,8 @@ from outdo.extras.trackers.base import Completions, Log, TrackedRun, as_table, d
 MOST_PARAMETERS = 100
 """The largest number of parameters in one request, and the longest value of one."""
 LONGEST_PARAMETER = 500
+STATUS = {"finished": "FINISHED", "failed": "FAILED"}
+"""What MLflow calls the end of a run; any other is KILLED."""
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def mlflow(run: TrackedRun, *, experiment: str = "outdo", uri: str | None = None
     yield log
     if run.report:
         client.log_artifact(run_id, str(run.report))
-    client.set_terminated(run_id, "FINISHED" if run.state.kind == "finished" else "KILLED")
+    client.set_terminated(run_id, STATUS.get(run.state.kind, "KILLED"))
 
 
 def _name(metric: str) -> str:

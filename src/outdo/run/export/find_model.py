@@ -10,6 +10,7 @@ from outdo.config.recipe import Recipe
 from outdo.run.checkpoints import checkpoint
 from outdo.run.folder.unfinished import SETTINGS, model_folder
 from outdo.utils.errors import UserError
+from outdo.utils.run_names import run_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +34,13 @@ def find_model(name: str, *, best: bool = False) -> ModelRef:
     """Return the model that `name` refers to. Of a run it is the latest complete checkpoint, or the `best` one.
 
     `OUT.unfinished`, which an interrupted `outdo sft` or `outdo reward-model` leaves, is such a folder too. Raises
-    `UserError` if it has no checkpoint, or no best one.
+    `UserError` if it has no checkpoint, or no best one, and for the bare name of a run in `runs/`.
     """
     run = Path(name)
     is_run = (run / "recipe.toml").is_file()
     if not is_run and not (run / SETTINGS).is_file():
+        if not run.exists() and (run_folder(name) / "recipe.toml").is_file():  # a hub name has a slash
+            raise UserError([f"{name}: no such folder; did you mean {run_folder(name)}?"])
         return ModelRef(model=name, name=name)
     recipe = load_saved(run) if is_run else None
     newest = checkpoint.latest(run / "checkpoints")

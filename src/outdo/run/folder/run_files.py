@@ -68,6 +68,7 @@ class MetricsFile:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._path = folder / "metrics.jsonl"
         self._forget(None)
 
     def _forget(self, identity: tuple[int, int] | None) -> None:
@@ -82,14 +83,13 @@ class MetricsFile:
         or shorter, as after a resume, it is read from its beginning. Raises RunFolderError if the file exists and
         cannot be opened.
         """
-        path = self._folder / "metrics.jsonl"
         try:
-            with file_inside(self._folder, path).open("rb") as file:
+            with file_inside(self._folder, self._path).open("rb") as file:
                 self._read_on(file)
         except FileNotFoundError:
             self._forget(None)
         except OSError as error:
-            raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
+            raise RunFolderError(f"{self._path}: cannot be read: {error.strerror}") from error
         for problem in self._problems:
             say(problem)
         return self._lines
@@ -117,13 +117,13 @@ class MetricsFile:
         file.seek(skipped)
         if skipped:
             _skip_line(file)
-            self._problems.append(f"metrics.jsonl is very large: its first {skipped / 1e6:,.0f} MB are left out")
+            self._problems.append(f"{self._path} is very large: its first {skipped / 1e6:,.0f} MB are left out")
 
     def _add(self, line: bytes) -> None:
         record = _record(line)
         if record is None:
             reason = "not a JSON object with a step" if line else "longer than the limit"
-            self._problems.append(f"metrics.jsonl, line {self._number}: {reason}; left out")
+            self._problems.append(f"{self._path}, line {self._number}: {reason}; left out")
             return
         self._lines.append(record)
         if len(self._lines) >= 2 * MOST_LINES:
