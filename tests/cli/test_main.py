@@ -41,6 +41,11 @@ def test_an_argument_that_is_no_setting_is_quoted():
     )
 
 
+def test_an_empty_argument_is_not_the_folder_at_hand():
+    with pytest.raises(UserError, match='^"": expected the file of a recipe'):
+        recipe_and_overrides(["", "steps=2"])
+
+
 def test_windows_is_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SystemExit, match=r"^outdo: Windows is not supported; use Linux, macOS, or .*WSL"):

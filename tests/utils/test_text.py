@@ -1,6 +1,7 @@
 """What is printed controls no terminal, whatever it was taken from."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from outdo.cli import main as command_line
 from outdo.cli.evaluate import _formatted
 from outdo.cli.output import print_line, print_warning
 from outdo.run.display import Display
+from outdo.run.evaluation.evaluation import PairedComparison
 from outdo.utils.errors import UserError
 from outdo.utils.out_of_memory import OUT_OF_MEMORY
 from outdo.utils.text import between, for_terminal
@@ -63,3 +65,9 @@ def test_mean_rewards_without_spread_are_printed_so(capsys):
     assert "greedy -0.800 (no spread)" in capsys.readouterr().out
     assert _formatted("reward_ci95", [-0.8, -0.8]) == "no spread"
     assert _formatted("ci95", [0.125, 0.5]) == "12.5% to 50.0%"
+
+
+def test_a_difference_without_spread_is_printed_so():
+    same = PairedComparison(by="right", difference=0.0, ci95=(0.0, 0.0), better=0, worse=0, p=1.0)
+    assert str(same).startswith("difference (right): +0.0% (no spread); 0 questions better")
+    assert "(95 % interval -10.0% to +20.0%)" in str(replace(same, ci95=(-0.1, 0.2)))

@@ -61,6 +61,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 def recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:
     """Return the file and the `key=value` settings among the arguments of a command."""
     files = [setting for setting in settings or [] if "=" not in setting]
+    if files[:1] == [""]:
+        raise UserError(['"": expected the file of a recipe, or key=value; is a variable of the shell empty?'])
     if len(files) > 1:
         raise UserError([f'"{file}": expected key=value; the recipe is {files[0]}' for file in files[1:]])
     return Path(files[0]) if files else None, [setting for setting in settings or [] if "=" in setting]

@@ -66,9 +66,12 @@ def counted(count: float, noun: str, *, plural: str = "") -> str:
     return f"{number} {noun if number == '1' else plural or f'{noun}s'}"
 
 
+NO_SPREAD = "no spread"
+
+
 def between(low: float, high: float, show: Callable[[float], str]) -> str:
     """Return `0.1 to 0.3`, or `no spread` for an interval whose ends are written the same."""
-    return "no spread" if show(low) == show(high) else f"{show(low)} to {show(high)}"
+    return NO_SPREAD if show(low) == show(high) else f"{show(low)} to {show(high)}"
 
 
 def text_or_json(value: Any) -> str:

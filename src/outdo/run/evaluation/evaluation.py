@@ -13,7 +13,7 @@ from outdo.run.evaluation.held_out_completions import HeldOutCompletion
 from outdo.run.metrics.across_questions import distinct_words
 from outdo.types import FinishReason, Group, Prompt, Rollout
 from outdo.utils.outcome import mcnemar
-from outdo.utils.text import counted
+from outdo.utils.text import NO_SPREAD, between, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +222,10 @@ class PairedComparison:
 
     def __str__(self) -> str:
         style, test = ("+.1%", "McNemar's exact test") if self.by == "right" else ("+.3f", "exact sign test")
-        ends = " to ".join(f"{end:{style}}" for end in self.ci95)
+        ends = between(*self.ci95, f"{{:{style}}}".format)
+        interval = ends if ends == NO_SPREAD else f"95 % interval {ends}"
         changed = f"{counted(self.better, 'question')} better, {self.worse} worse, {test} p = {self.p:.2g}"
-        return f"difference ({self.by}): {self.difference:{style}} (95 % interval {ends}); {changed}"
+        return f"difference ({self.by}): {self.difference:{style}} ({interval}); {changed}"
 
 
 def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison:
