@@ -278,7 +278,7 @@ def train(case: Case, model: Path, run: Path) -> None:
     names = ", ".join(f"'{REWARDS}:{name.strip()}'" for name in case.rewards.split(","))
     own = [f"model={model}", f"data.path={home}/train.jsonl", f"data.eval_path={home}/held_out.jsonl"]
     own += [f"rewards=[{names}]", f"seed={case.seed}"]
-    command = ["resume", str(run)] if run.exists() else ["train", f"run={run}", *own, *SETTINGS, *case.change]
+    command = ["train", f"run={run}", *own, *SETTINGS, *case.change, "--resume"]
     with (home / "log").open("a") as log:
         variables = os.environ | {"OMP_NUM_THREADS": "1"}
         ended = subprocess.run([sys.executable, "-m", "outdo", *command], env=variables, stdout=log, stderr=log)

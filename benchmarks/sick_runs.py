@@ -29,6 +29,7 @@ from outdo.extras.doctor import diagnose
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
 from outdo.run.folder import run_files
+from outdo.run.folder.begin import holds_run
 from outdo.run.training import start
 
 REWARDS = tasks.HERE / "sick_rewards.py"
@@ -228,7 +229,7 @@ def train(case: Case, *, files: Mapping[tasks.Task, Mapping[str, Path]], runs: P
     folder, paths_of = folder_of(case, runs), files[case.task]
     with (runs / f"{folder.name}.log").open("a") as log:
         display = Display(Console(file=log))
-        if not (folder / "recipe.toml").exists():
+        if not holds_run(folder):
             paths = [
                 f"model={paths_of['model']}",
                 f"data.path={paths_of['questions']}",
