@@ -42,7 +42,7 @@ def test_an_argument_that_is_no_setting_is_quoted():
 
 
 def test_an_empty_argument_is_not_the_folder_at_hand():
-    with pytest.raises(UserError, match='^"": expected the file of a recipe'):
+    with pytest.raises(UserError, match=r'^"": expected the file of a recipe'):
         recipe_and_overrides(["", "steps=2"])
 
 

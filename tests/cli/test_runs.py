@@ -60,7 +60,12 @@ def test_a_dry_run_shows_one_scored_group_and_writes_nothing(outdo, model, sums,
 
 
 SUGGESTING = [("doctor", "s1"), ("inspect", "s1"), ("compare", "s1", "s2"), ("resume", "s1")]
-SUGGESTING += [("eval", "s1", "--data", "a.jsonl"), ("chat", "s1"), ("export", "s1", "m"), ("generate", "s1", "--data", "a.jsonl", "--out", "b.jsonl")]
+SUGGESTING += [
+    ("eval", "s1", "--data", "a.jsonl"),
+    ("chat", "s1"),
+    ("export", "s1", "m"),
+    ("generate", "s1", "--data", "a.jsonl", "--out", "b.jsonl"),
+]
 
 
 @pytest.mark.parametrize("command", SUGGESTING)

@@ -58,6 +58,10 @@ def test_unpaired_preferences_are_rated_answers(written):
         ({"chosen": "4", "rejected": "5"}, "have no common beginning, followed by two answers"),
         ({"chosen": [ASKED, GOOD], "rejected": [GOOD]}, "differ in more than their last message"),
         ({"chosen": [ASKED, GOOD], "rejected": "5"}, "neither two texts nor two conversations"),
+        (
+            {"chosen": [ASKED, GOOD | {"tool_calls": [{"name": "add"}]}], "rejected": [ASKED, GOOD]},
+            'column "chosen" ends with a call of tools',
+        ),
     ],
     ids=str,
 )
@@ -67,3 +71,16 @@ def test_answers_without_a_common_prompt_are_refused_with_their_row(row, reason,
         comparisons_from(path, "pairs", {})
     assert f"{path}, row 2: " in str(caught.value)
     assert reason in str(caught.value)
+
+
+def test_an_answer_to_another_question_than_the_prompt_is_refused(written):
+    row = {"prompt": "1+1?", "chosen": [ASKED, GOOD], "rejected": "5"}
+    with pytest.raises(UserError, match='column "chosen" has other messages before its last one than the prompt'):
+        comparisons_from(written([row]), "pairs", {})
+
+
+def test_a_label_may_be_written_in_words(tmp_path):
+    path = tmp_path / "rated.csv"
+    path.write_text("prompt,completion,label\n2+2?,4,true\n2+2?,5,False\n")
+    (comparison,) = comparisons_from(str(path), "scored", {})
+    assert comparison.values == (1.0, 0.0)

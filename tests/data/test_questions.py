@@ -257,6 +257,12 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, c
     assert reason in mistakes(str(tmp_path / name))[0]
 
 
+def test_a_long_text_of_a_csv_file_is_read(tmp_path):
+    (tmp_path / "a.csv").write_text(f"question,answer\n{'a' * 140_000},b\n")
+    (question,) = questions_from(str(tmp_path / "a.csv"))
+    assert len(question.text) == 140_000
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
@@ -267,6 +273,11 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, name, c
             for name in ("a.jsonl", "a.json", "a.csv")
         ],
         ("a.json", b"\xff", "not UTF-8 text (line 1, byte 0 of the file)"),
+        (
+            "a.json",
+            b'{"question": "a"}\n{"question": "b"}',
+            "broken JSON in line 2: Extra data; one row a line is .jsonl",
+        ),
     ],
 )
 def test_another_encoding_or_separator_is_one_sentence(tmp_path, name, content, sentence):

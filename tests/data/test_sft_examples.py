@@ -57,6 +57,49 @@ def test_each_standard_format_is_named_and_read(name, written):
     assert [(each.prompt, each.completion) for each in examples] == [(prompt, completion)]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "2+2?", "chosen": [SYSTEM, ASKED, ANSWERED], "rejected": [SYSTEM, ASKED, WRONG]},
+        {"prompt": [ASKED], "chosen": [SYSTEM, ASKED, ANSWERED], "rejected": "5"},
+        {"system": "Add.", "question": "2+2?", "chosen": "4", "rejected": "5"},
+        {"system": "Add.", "question": "2+2?", "response": "4"},
+        {"system": "Add.", "prompt": [SYSTEM, ASKED], "completion": [ANSWERED]},
+    ],
+)
+def test_a_system_message_is_read_where_it_stands(row, written):
+    (example,) = read_examples(written([row]))[0]
+    assert (example.prompt, example.completion) == ((SYSTEM, ASKED), (ANSWERED,))
+
+
+def test_the_prompt_that_a_chosen_answer_repeats_may_have_other_spaces(written):
+    row = {"prompt": "2+2? ", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, WRONG]}
+    (example,) = read_examples(written([row]))[0]
+    assert example.prompt == ({"role": "user", "content": "2+2? "},)
+    assert example.completion == (ANSWERED,)
+
+
+def test_a_row_without_a_label_is_a_fault_where_others_have_one(written):
+    rows = [{"prompt": "2+2?", "completion": "5", "label": False}, {"prompt": "2+2?", "completion": "4"}]
+    with pytest.raises(UserError, match=r'row 2: column "label" is None, expected true or false'):
+        read_examples(written(rows))
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"city": "Paris"}', {"city": "Paris"}, {"city": "Paris", "expr": None}],
+    ids=["text", "object", "null"],
+)
+def test_arguments_of_a_call_are_an_object_without_nulls(arguments, written):
+    call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+    asked = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    (example,) = read_examples(written([{"messages": asked}]))[0]
+    assert example.completion[1]["tool_calls"] == [CALL]
+
+
 def test_answers_labelled_false_are_left_out_and_counted(written):
     rows = [{"prompt": "2+2?", "completion": text, "label": text == "4"} for text in "4567"]
     examples, notes = read_examples(written(rows))
@@ -92,6 +135,7 @@ def test_parts_of_a_message_that_are_null_or_text_are_read(written):
         ({"messages": [{"role": "user"}]}, 'column "messages" is neither text nor a list of messages'),
         ({"messages": [ASKED, {"role": "assistant", "content": [{"type": "image"}]}]}, "parts that are not text"),
         ({"messages": [ASKED, ANSWERED], "tools": 7}, 'column "tools" is neither a list of JSON schemas'),
+        ({"messages": [ASKED, ANSWERED | {"weight": 0}]}, 'has a message with "weight": 0'),
     ],
     ids=str,
 )
@@ -109,6 +153,10 @@ def test_a_faulty_row_is_reported_with_its_number_and_reason(row, reason, writte
         ({"prompt": "2+2?"}, "no column looks like the answers to learn; name it: --answer NAME (columns: prompt)"),
         ({"prompt": [ASKED], "completion": [ASKED]}, "the completion has no message by the assistant"),
         ({"chosen": "4", "rejected": "5"}, 'the columns "chosen" and "rejected" have no common beginning'),
+        (
+            {"prompt": "1+1?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, WRONG]},
+            'column "chosen" begins with other messages than the prompt',
+        ),
     ],
     ids=str,
 )

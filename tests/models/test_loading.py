@@ -195,7 +195,8 @@ def test_a_bos_is_never_added_twice():
     assert encode_prompt(chat, "Hi").count(chat.bos_token_id) == 1
     bos = plain.bos_token
     written = encode_prompt(plain, f"Hi {bos}", template=f"{bos}Q: {{prompt}}")
-    assert written[0] == plain.bos_token_id and written.count(plain.bos_token_id) == 1
+    assert written[0] == plain.bos_token_id
+    assert written.count(plain.bos_token_id) == 1
     assert plain.decode(written) == f"{bos}Q: Hi {bos}"
     assert encode_prompt(plain, f"{bos}Hi").count(plain.bos_token_id) == 1
     assert encode_prompt(plain, f"{bos}Hi", special_tokens=True).count(plain.bos_token_id) == 1

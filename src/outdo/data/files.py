@@ -192,7 +192,8 @@ def _json(path: str, content: bytes) -> Iterator[Parsed]:
     try:
         value = _parse_json(_decode(path, content))
     except json.JSONDecodeError as error:
-        raise UserError([f"{path}: broken JSON in line {error.lineno}: {error.msg}"]) from None
+        hint = "; one row a line is .jsonl" if error.msg == "Extra data" else ""
+        raise UserError([f"{path}: broken JSON in line {error.lineno}: {error.msg}{hint}"]) from None
     except UserError:
         raise
     except (ValueError, RecursionError) as error:
@@ -203,6 +204,7 @@ def _json(path: str, content: bytes) -> Iterator[Parsed]:
 
 
 def _csv(path: str, content: bytes) -> Iterator[Parsed]:
+    csv.field_size_limit(max(len(content), csv.field_size_limit()))  # a long text is refused later, by its row
     records = csv.reader(io.StringIO(_decode(path, content), newline=""), strict=True)
     try:
         header = next(records, [])

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 Message = Mapping[str, Any]  # {"role": ..., "content": text}, and what the chat template reads besides
 Text = str | tuple[Message, ...]  # plain text, or a conversation
 Row = Mapping[str, Any]
@@ -25,8 +27,10 @@ NOT_MESSAGES = 'is neither text nor a list of messages {"role": ..., "content": 
 def messages_of(value: Any) -> tuple[Message, ...]:
     """Return the messages of a conversation as chat templates read them: `{"role": ..., "content": text, ...}`.
 
-    ShareGPT's `{"from": "human", "value": text}` is converted. A list of text parts becomes one text, a call of tools
-    without content has the content "", and a field that is null, which Parquet files have, is left out.
+    ShareGPT's `{"from": "human", "value": text}` is converted. A list of text parts becomes one text, and a call of
+    tools without content has the content "". Arguments of a call that are JSON text of an object, as OpenAI's API has
+    them, become this object, because chat templates write JSON of them. Fields that are null are left out at every
+    depth, because Parquet files have the fields of every call in each of them.
 
     Raises `ValueError` with the reason if `value` is not a conversation.
     """
@@ -61,9 +65,23 @@ def alpaca_prompt(row: Row) -> str | None:
     return f"{instruction}\n\n{given}"
 
 
+def truth_of(value: Any) -> bool | None:
+    """Return what `true`, `false`, 1 or 0 say, also as text; None for everything else."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
+
+
 def label_of(row: Row) -> bool | None:
     """Return whether the answer of a row is good, in TRL's unpaired preference data; None if that is not labelled."""
-    return {"true": True, "1": True, "false": False, "0": False}.get(str(row.get("label")).lower())
+    return truth_of(row.get("label"))
+
+
+def arguments_of(value: Any) -> Any:
+    """Return the arguments of a call as an object; text that is no JSON of one, and any other value, stays as it is."""
+    try:
+        found = from_json(value, allow_inf_nan=False) if isinstance(value, str) else value
+    except ValueError:
+        return value
+    return found if isinstance(found, Mapping) else value
 
 
 def tools_of(row: Row) -> tuple[Mapping[str, Any], ...]:
@@ -95,7 +113,22 @@ def _message(value: Any) -> Message:
         content = _joined(content)
     if not isinstance(value.get("role"), str) or not isinstance(content, str):
         raise ValueError(NOT_MESSAGES)
-    return {key: inner for key, inner in value.items() if inner is not None} | {"content": content}
+    return _with_arguments(_without_nulls(value)) | {"content": content}
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls of tools have objects as arguments."""
+    calls = message.get("tool_calls")
+    return message | {"tool_calls": [*map(_with_object, calls)]} if isinstance(calls, list) else message
+
+
+def _with_object(call: Any) -> Any:
+    """Return a call, or the table `function` in it, with an object as arguments."""
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_object(call["function"])}
+    return {**call, "arguments": arguments_of(call["arguments"])} if "arguments" in call else call
 
 
 def _sharegpt_role(name: Any) -> str:

@@ -17,7 +17,7 @@ class FinishReason(StrEnum):
 
     stop = "stop"  # the policy sampled an end-of-sequence token, or a stop string appeared
     length = "length"  # the token limit or the end of the model's context was reached: the answer is truncated
-    turns = "turns"  # the limit of turns was reached, and the environment would have gone on
+    turns = "turns"  # the limit of turns, or one of the environment, was reached, and it would have gone on
     abort = "abort"  # the engine abandoned the request, or the environment failed
 
 

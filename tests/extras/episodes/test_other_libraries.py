@@ -11,6 +11,7 @@ import pytest
 import torch
 from episode_cases import dialogue, question
 from gymnasium.spaces import Text
+from gymnasium.wrappers import TimeLimit
 from skyrl_gym.envs.gsm8k.multi_turn_env import GSM8kMultiTurnEnv
 
 from outdo.extras.episodes.adapt import episode_maker
@@ -120,6 +121,13 @@ def test_an_environment_of_gymnasium_runs_unchanged():
     assert prompt == "What is 2 + 3?\n\nGuess (secret 7)."
     assert turn_rewards(rollout) == [-0.25, 0.75]
     assert "No." in read(rollout)
+    assert rollout.finish_reason == "stop"
+
+
+def test_an_episode_that_gymnasium_truncates_has_not_ended_by_itself():
+    _, rollout = play(lambda: TimeLimit(Higher(), max_episode_steps=1), "3", "7", secret=7)
+    assert turn_rewards(rollout) == [-0.25]
+    assert (rollout.finish_reason, rollout.truncated) == ("turns", True)
 
 
 # ------------------------------------------------------------------------------------------------------------ OpenRLHF

@@ -59,6 +59,8 @@ def test_a_score_becomes_a_reward_from_0_to_1():
     [
         ("Score: 7", 0.7),
         ("**Score:** 7/10", 0.7),
+        ("Score: 0.5/1", None),
+        ("Score: 4 / 5", None),
         ("The answer says\nScore: 10\nbut it is wrong.\nScore: 2.5", 0.25),
         ("<think>\nScore: 9\n</think>\nFine.\n- score: 3", 0.3),
         ("Score: 11", None),

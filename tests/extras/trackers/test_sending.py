@@ -274,4 +274,5 @@ def test_mlflow_tells_a_run_that_failed_from_one_that_was_stopped(run, tmp_path,
     tracked = TrackedRun(run, "mlflow", 0, False, print)
     with mlflow(tracked, uri=uri):
         pass
-    assert tracked.id and client.get_run(tracked.id).info.status == status
+    assert tracked.id
+    assert client.get_run(tracked.id).info.status == status

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import from_json
-
+from outdo.data.formats import arguments_of
 from outdo.models.prompt_encoding import Message, Tool
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -221,19 +220,8 @@ def _read_function_call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise CallError("messages: a call of a tool needs a function with a name", param="messages")
-    function = {"name": function["name"], "arguments": _read_arguments(function.get("arguments"))}
+    function = {"name": function["name"], "arguments": arguments_of(function.get("arguments") or {})}
     return {"id": _optional_text(call, "id"), "type": "function", "function": function}
-
-
-def _read_arguments(arguments: Any) -> Any:
-    """Return the arguments of a call as an object; a text that is none stays as it is."""
-    if not isinstance(arguments, str):
-        return arguments or {}
-    try:
-        value = from_json(arguments or "{}", allow_inf_nan=False)
-    except ValueError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def _read_tools(tools: Any) -> list[Tool]:

@@ -234,7 +234,8 @@ class GymEpisode(AdaptedEpisode):
         """Take a step, and return what is observed next."""
         observation, reward, terminated, truncated, _ = self.environment.step(text)
         done = bool(terminated or truncated)
-        return Reply(messages=() if done else user(str(observation)), reward=number(reward), done=done)
+        messages = () if done else user(str(observation))
+        return Reply(messages=messages, reward=number(reward), done=done, truncated=bool(truncated and not terminated))
 
 
 class _Config(dict[str, Any]):

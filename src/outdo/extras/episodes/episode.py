@@ -51,6 +51,7 @@ class Reply:
     token_ids: Sequence[int] = ()  # the same as tokens
     reward: float | None = None  # of this turn, added to the reward of the episode; None: it has none
     done: bool = False
+    truncated: bool = False  # the episode ends here, although the environment would have gone on
 
 
 class Player:

@@ -18,7 +18,7 @@ from outdo.rewards.types import RewardInput
 Verdict = TypeVar("Verdict")
 Message = dict[str, str]
 
-_SCORE = re.compile(r"^\W*scores?\W*:[\s*_]*(-?\d+(?:\.\d+)?)\W*(?:/\s*\d+\W*)?$", re.IGNORECASE | re.MULTILINE)
+_SCORE = re.compile(r"^\W*scores?\W*:[\s*_]*(-?\d+(?:\.\d+)?)\W*(?:/\s*(\d+)\W*)?$", re.IGNORECASE | re.MULTILINE)
 _SCORES = re.compile(
     r"^\W*scores?\W*:[\s\[(*_]*(-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*)[\s\])*.]*$", re.IGNORECASE | re.MULTILINE
 )
@@ -39,8 +39,9 @@ def ask_score(answer: RewardInput, rubric: str, *, scale: float, reference: bool
     expected = f"Score: N, with N from 0 (worst) to {scale:g} (best)"
 
     def read(reply: str) -> float | None:
-        found = _SCORE.findall(without_thinking(reply))
-        return _share(found[-1], scale) if found else None
+        number, of = next(reversed(_SCORE.findall(without_thinking(reply))), ("", ""))
+        other_scale = of and float(of) != scale
+        return None if not number or other_scale else _share(number, scale)
 
     messages = _messages("Grade the answer", rubric, [answer], expected, reference=reference)
     return JudgeQuestion(messages, read, expected)

@@ -319,8 +319,9 @@ def _read(settings: RewardModelSettings) -> PreferenceData:
     notes = [
         f"{path}: {counted(len(comparisons), 'prompt')}; format: {describe_format(rows, kind, columns)}; --kind {kind}"
     ]
-    if any(row.get("tools") for row in rows.values.values()):
-        notes.append(f"{path}: the column tools is not read: a reward model reads the prompt and the answer")
+    for column in ("tools", "system"):
+        if any(row.get(column) for row in rows.values.values()):
+            notes.append(f"{path}: the column {column} is not read: a reward model reads the prompt and the answer")
     data = PreferenceData(kind=kind, train=train, held_out=held_out, notes=notes, fingerprint=rows.fingerprint)
     if not any(is_useful(each, data.loss) for each in train):
         missing = "two answers with different rewards to one prompt" if kind == "scored" else "an answer"

@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from outdo.data.files import Fault, Rows, read_rows, shorten
-from outdo.data.formats import CONVERSATION_COLUMNS, NOT_MESSAGES, Row, Text, as_messages, is_conversation, messages_of
+from outdo.data.formats import (
+    CONVERSATION_COLUMNS,
+    NOT_MESSAGES,
+    Row,
+    Text,
+    as_messages,
+    is_conversation,
+    messages_of,
+    truth_of,
+)
 from outdo.data.questions import PROMPT_COLUMNS, Columns, to_questions
 from outdo.extras.sft.sft_formats import split_common
 from outdo.rewards.comparisons import Comparison, comparisons_of
@@ -165,8 +174,10 @@ def _value(row: Mapping[str, Any], name: str, role: str, prompt: Text) -> str | 
 
 
 def _number(name: str, value: Any) -> float | ValueFault:
+    if isinstance(value, str) and (truth := truth_of(value)) is not None:  # a CSV file has only text
+        return float(truth)
     try:
-        number = float(value)  # a CSV file has only text
+        number = float(value)
     except (TypeError, ValueError):
         number = math.nan
     return (
@@ -185,6 +196,10 @@ def _answer(name: str, value: Any, prompt: Text) -> str | ValueFault:
         if str(error) != NOT_MESSAGES:
             return ValueFault(f'column "{name}" {error}')
         messages = ()
-    if messages and messages[-1]["role"] == "assistant" and messages[:-1] in ((), as_messages(prompt, "user")):
-        return messages[-1]["content"]
+    if messages and messages[-1]["role"] == "assistant":
+        if messages[-1].get("tool_calls"):
+            return ValueFault(f'column "{name}" ends with a call of tools, and a reward model reads text')
+        if messages[:-1] in ((), as_messages(prompt, "user")):
+            return messages[-1]["content"]
+        return ValueFault(f'column "{name}" has other messages before its last one than the prompt')
     return ValueFault(f'column "{name}" is neither text nor chat messages that end with one by the assistant')

@@ -60,6 +60,7 @@ def examples_in(
                 left_out += 1
                 continue
             given, learned = form.read(row)
+            _refuse_weights(learned)
             examples.append(
                 SftExample(where=f"{path}, row {number}", prompt=given, completion=learned, tools=tools_of(row))
             )
@@ -69,6 +70,12 @@ def examples_in(
         lines = [f"{path}, row {fault.row}: {fault.reason}" for fault in sorted(faults, key=lambda each: each.row)]
         raise UserError(shorten(lines, source=path))
     return examples, list(_notes(path, form, examples, left_out))
+
+
+def _refuse_weights(learned: Text) -> None:
+    """Raise `ValueError` if an answer is not to be learned, which OpenAI's format writes as `"weight": 0`."""
+    if not isinstance(learned, str) and any(each.get("weight") == 0 for each in learned):
+        raise ValueError('has a message with "weight": 0, and every answer of the assistant is learned: remove the row')
 
 
 def _notes(path: str, form: SftFormat, examples: Sequence[SftExample], left_out: int) -> Iterator[str]:

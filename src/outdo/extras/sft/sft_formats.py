@@ -34,7 +34,7 @@ class SftFormat:
     name: str
     learned: str  # what of a row is learned, for the user
     read: Read
-    is_example: Callable[[Row], bool | None] = lambda row: True  # False: the row is left out
+    is_example: Callable[[Row], bool] = lambda row: True  # False: the row is left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,11 @@ def _preference(found: Found) -> SftFormat | None:
 
 
 def _unpaired_preference(found: Found) -> SftFormat | None:
-    labelled = all(label_of(row) is not None for row in found.rows.values.values())
+    labelled = any(label_of(row) is not None for row in found.rows.values.values())
     if found.question is None or not found.has("completion") or not labelled:
         return None
     read = _pair(found.question, "completion")
-    return SftFormat(name="unpaired preference", learned="answers labelled true", read=read, is_example=label_of)
+    return SftFormat(name="unpaired preference", learned="answers labelled true", read=read, is_example=_is_good)
 
 
 def _alpaca(found: Found) -> SftFormat | None:
@@ -139,12 +139,23 @@ def _named_columns(found: Found) -> SftFormat | None:
 # ---------------------------------------------------------------------------------------------------- reading of a row
 
 
+def _is_good(row: Row) -> bool:
+    label = label_of(row)
+    if label is None:
+        raise ValueError(f'column "label" is {row.get("label")!r}, expected true or false, as in other rows')
+    return label
+
+
 def _pair(question: str, completion: str) -> Read:
     def read(row: Row) -> tuple[Text, Text]:
         given, learned = _text(row, question), _text(row, completion)
         if question == "instruction":
             given = alpaca_prompt(row) or given
-        return _same_kind(given, _without_prompt(given, learned))
+        if _system(row) is not None:
+            given = _with_system(row, as_messages(given, "user"))
+        if isinstance(learned, str):
+            return _same_kind(given, learned)
+        return _same_kind(*_split_at_prompt(as_messages(given, "user"), learned, completion))
 
     return read
 
@@ -165,7 +176,7 @@ def _read_alpaca(row: Row) -> tuple[Text, Text]:
     history = row.get("history") or []
     if not all(isinstance(each, list | tuple) and len(each) == 2 for each in history):
         raise ValueError('column "history" is not a list of pairs [question, answer]')
-    if not history and not row.get("system"):
+    if not history and _system(row) is None:
         return prompt, _text(row, "output")
     turns = [(("user", str(asked)), ("assistant", str(answered))) for asked, answered in history]
     messages = [{"role": role, "content": text} for turn in turns for role, text in turn]
@@ -231,17 +242,36 @@ def _same_kind(prompt: Text, completion: Text) -> tuple[Text, Text]:
     return given, learned
 
 
-def _without_prompt(prompt: Text, completion: Text) -> Text:
-    """Return a completion without the messages of its prompt, which preference data repeats in it."""
-    if isinstance(completion, str):
-        return completion
-    given = as_messages(prompt, "user")
-    return completion[len(given) :] if completion[: len(given)] == tuple(given) else completion
+def _split_at_prompt(
+    prompt: Sequence[Message], completion: Sequence[Message], column: str
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Return the prompt, and a completion without the messages of the prompt, which preference data repeats in it.
+
+    They may follow a system message that the prompt lacks: it belongs to the prompt then. Raises `ValueError` if the
+    completion begins with another question.
+    """
+    given, learned = tuple(prompt), tuple(completion)
+    if learned[0]["role"] == "system" and given[0]["role"] != "system":
+        given = (learned[0], *given)
+    if list(map(_said, learned[: len(given)])) == list(map(_said, given)):
+        return given, learned[len(given) :]
+    if learned[0]["role"] == "system" or learned[0]["role"] == prompt[-1]["role"] == "user":
+        raise ValueError(f'column "{column}" begins with other messages than the prompt')
+    return tuple(prompt), learned
+
+
+def _said(message: Message) -> Message:
+    return {**message, "content": message["content"].strip()}
+
+
+def _system(row: Row) -> str | None:
+    system = row.get("system")
+    return system if isinstance(system, str) and system.strip() else None
 
 
 def _with_system(row: Row, messages: Iterable[Message]) -> tuple[Message, ...]:
-    system, messages = row.get("system"), tuple(messages)
-    if not isinstance(system, str) or not system.strip() or messages[0]["role"] == "system":
+    system, messages = _system(row), tuple(messages)
+    if system is None or messages[0]["role"] == "system":
         return messages
     return ({"role": "system", "content": system}, *messages)
 
