@@ -80,3 +80,15 @@ def test_all_mistakes_of_a_band_are_said_at_once(outdo, tmp_path: Path):
     done = outdo("compare", run, "--band", tmp_path / "band.toml")
     assert "not 3 = 1" in done.error
     assert "not 4 = [2]" in done.error
+
+
+def test_settings_that_are_not_known_are_not_called_equal(outdo, tmp_path):
+    """Runs of other trainers have no recipe."""
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    (tmp_path / "third" / "recipe.toml").write_text("steps = 2\n")
+    done = outdo("compare", *(tmp_path / name for name in ("first", "second", "third")))
+    assert done.out.count("its settings are not known, because it has no recipe.toml") == 2
+    assert "all settings are equal" not in done.out
+    assert "settings that differ" not in done.out

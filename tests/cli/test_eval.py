@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -95,6 +96,9 @@ def test_a_paired_comparison_by_hand():
     assert found.ci95 == pytest.approx((0.25 - spread, 0.25 + spread))
     assert found.p == 1.0  # 2 of 3 or more extreme, twice: 8/8
     assert compare_paired(first, first).p == 1.0
+    failed = replace(first.groups[0].rollouts[0], status="failed", right=None)
+    unscored = Evaluation(groups=[replace(first.groups[0], rollouts=(failed,))], k=1)
+    assert compare_paired(unscored, unscored) is None
 
 
 def test_eval_counts_what_is_right(outdo, seven, ten):

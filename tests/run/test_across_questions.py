@@ -1,5 +1,7 @@
 """Answers to different questions are compared with each other: numbers computed by hand."""
 
+from dataclasses import replace
+
 import pytest
 from toys import rollout
 
@@ -18,6 +20,17 @@ def test_answers_are_compared_with_those_to_other_questions_only() -> None:
     assert found["completions/identical_across_ratio"] == 3 / 6  # "Never." twice in one group and once in the other
     assert found["completions/same_beginning_ratio"] == 3 / 6
     assert metrics(["yes", "yes"], ["no", "no"])["completions/identical_across_ratio"] == 0
+
+
+def test_episodes_with_the_same_last_turn_differ_in_what_was_sampled_before() -> None:
+    mask = (True, False, True)
+    played = [replace(rollout(3, text="Done."), token_ids=ids, loss_mask=mask) for ids in ((5, 1, 9), (6, 1, 9))]
+    prompts = [Prompt(id=str(number), text="", token_ids=(1,)) for number in range(2)]
+    groups = [Group(prompt=p, rollouts=(r,)) for p, r in zip(prompts, played, strict=True)]
+    assert across_question_metrics(groups)["completions/identical_across_ratio"] == 0
+    answered_otherwise = replace(played[0], token_ids=(5, 2, 9))  # what the environment says is no part of it
+    groups[1] = replace(groups[1], rollouts=(answered_otherwise,))
+    assert across_question_metrics(groups)["completions/identical_across_ratio"] == 1
 
 
 def test_a_beginning_has_three_words() -> None:

@@ -35,6 +35,12 @@ def test_right_follows_the_verdicts_and_not_the_sum_of_the_rewards() -> None:
     assert found["frac_reward_zero_std"] == pytest.approx(1 / 3)
 
 
+def test_verdicts_without_a_reward_are_no_right_answers() -> None:
+    """All greedy answers of `remax` failed, so that no answer has a reward; the verdicts are kept."""
+    found = metrics(group(*[rollout(1, 0.0, right=True, status="no_baseline") for _ in range(2)]))
+    assert not {"right", "frac_all_right", "frac_all_wrong"} & found.keys()
+
+
 def test_the_share_of_groups_with_signal_is_what_dynamic_sampling_keeps() -> None:
     groups = [
         group(rollout(1, 0.3), rollout(1, 0.1 + 0.2)),  # a rounding error apart

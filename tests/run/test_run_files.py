@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from outdo.cli.output import metrics_of
+from outdo.extras.page.bands import Band
 from outdo.run.folder import run_files
+from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import RunFolderError
 
 
@@ -68,3 +71,13 @@ def test_a_followed_file_is_read_from_where_the_last_read_ended(tmp_path: Path, 
     assert followed.read(print)[1:] == [{"step": 2, "reward": 1.0}, {"step": 3, "reward": 1.0}]
     path.unlink()
     assert followed.read(print) == []
+
+
+def test_lines_of_one_step_are_one(tmp_path: Path) -> None:
+    """Other trainers log an evaluation in a line of its own."""
+    lines = ('{"step": 5, "reward": 0.5}', '{"step": 5, "eval/greedy": 0.25}', '{"step": 6, "reward": 0.75}')
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found, last = metrics_of(tmp_path, print)
+    assert found == [{"step": 5, "reward": 0.5, "eval/greedy": 0.25}, {"step": 6, "reward": 0.75}]
+    assert last == 6
+    assert Band("reward", 5, 6, 0, 1).value(read_metrics(tmp_path / "metrics.jsonl", report=print)) == 0.625

@@ -1,6 +1,7 @@
 """Answers to the same question are compared with each other: numbers computed by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from toys import rollout
@@ -12,6 +13,12 @@ from outdo.types import Group, Prompt, Rollout
 def answer(text: str, reward: float, *, right: bool | None = None, status: str = "ok") -> Rollout:
     """An answer with a token for each character."""
     return rollout(len(text), reward, text=text, right=right, status=status)
+
+
+def episode(*tokens: int, reward: float) -> Rollout:
+    """An episode that ends with "Done."; its second token is that of the environment."""
+    mask = tuple(place != 1 for place in range(len(tokens)))
+    return replace(rollout(len(tokens), reward, text="Done."), token_ids=tokens, loss_mask=mask)
 
 
 def metrics(*groups: list[Rollout]) -> dict[str, float | None]:
@@ -31,6 +38,14 @@ def test_the_same_text_with_different_rewards_is_disagreement():
     assert metrics(noisy)["reward_disagreement"] == 0.5  # of a and b; c appears once
     assert metrics([answer("a", 0), answer("b", 1)])["reward_disagreement"] is None
     assert metrics([answer("a", 0)], [answer("a", 1)])["reward_disagreement"] is None  # another question
+
+
+def test_episodes_are_compared_by_all_of_their_tokens():
+    """Two ways to the same last turn, of which one is paid."""
+    first, second = (episode(*tokens, reward=reward) for tokens, reward in (((5, 7, 9), 0.0), ((5, 8, 9), 1.0)))
+    found = metrics([first, second, first])
+    assert found["completions/identical_ratio"] == 0.5
+    assert found["reward_disagreement"] == 0
 
 
 def test_the_correlation_with_length_is_taken_within_groups():

@@ -186,7 +186,8 @@ def _print(results: Results, console: Console) -> None:
     console.print(_table(columns))
     for data, evaluations in results.items():
         if len(evaluations) > 1:
-            print_line(console, (f"{data}: " if several else "") + str(compare_paired(*evaluations.values())))
+            compared = compare_paired(*evaluations.values()) or "no question has a reward from both models"
+            print_line(console, (f"{data}: " if several else "") + str(compared))
 
 
 def _as_json(evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
@@ -194,7 +195,8 @@ def _as_json(evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
     numbers: dict[str, Any] = {name: evaluation.summary() for name, evaluation in evaluations.items()}
     if len(evaluations) == 1:
         return next(iter(numbers.values()))
-    return numbers | {"comparison": asdict(compare_paired(*evaluations.values()))}
+    compared = compare_paired(*evaluations.values())
+    return numbers | {"comparison": None if compared is None else asdict(compared)}
 
 
 def _engines(sources: Sequence[ModelRef], arguments: EvalArguments) -> dict[str, Piece]:

@@ -36,6 +36,7 @@ def print_text(console: Console, text: Text) -> None:
 
 
 def metrics_of(run: Path, report: Callable[[str], None]) -> tuple[list[Mapping[str, Any]], int]:
-    """Return the metrics of a run, with the evaluation before its first step, and the number of its steps."""
+    """Return the metrics of a run, with the evaluation before its first step, and the number of its last step."""
     lines = run_files.MetricsFile(run).read(report)
-    return run_files.with_initial_evaluation(lines, run_files.table(run, "summary.json", report)), len(lines)
+    last = int(max((line["step"] for line in lines), default=0))
+    return run_files.with_initial_evaluation(lines, run_files.table(run, "summary.json", report)), last

@@ -61,6 +61,13 @@ def test_a_cliff_stays_a_cliff() -> None:
     assert max(smoothed(spike)) == 0.0  # the thin line shows it
 
 
+@pytest.mark.parametrize(("name", "is_share"), [("eval/start_logprob", False), ("eval/rows/greedy", True)])
+def test_only_shares_have_an_axis_from_0_to_1(tmp_path: Path, name: str, is_share: bool) -> None:
+    plot({"run": [{"step": n, name: 0.5 + n / 9} for n in range(1, 4)]}, tmp_path / "a.svg", names=[name])
+    marks = re.findall(r'<g id="ytick_\d+">.*?<!-- (.*?) -->', drawn(tmp_path / "a.svg"), re.DOTALL)
+    assert (float(marks[0]) == 0) is is_share
+
+
 @pytest.mark.parametrize("count", [2, 8])
 def test_the_marks_of_the_steps_are_whole_numbers(tmp_path: Path, count: int) -> None:
     plot({"run": [{"step": n, "reward": 0.5} for n in range(1, count + 1)]}, tmp_path / "a.svg")

@@ -49,6 +49,13 @@ def test_the_settings_that_differ_are_named_and_those_that_do_not_are_not(seeds:
     assert "differs" not in collect_runs(seeds[:1])[0]
 
 
+def test_settings_that_are_not_known_are_not_compared(seeds: list[Path], tmp_path: Path):
+    recorded = write_small_run(tmp_path / "recorded")
+    (recorded / "recipe.toml").unlink()
+    assert [run["compared"] for run in collect_runs([recorded, seeds[0]])] == [False, False]
+    assert [run["compared"] for run in collect_runs(seeds[:2])] == [True, True]
+
+
 def test_runs_with_the_same_seed_or_without_a_recipe_are_no_group_of_seeds():
     assert seed_groups([{"seed": "1", "a": "x"}, {"seed": "1", "a": "x"}]) == [None, None]
     assert seed_groups([{}, {}]) == [None, None]

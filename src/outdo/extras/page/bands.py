@@ -35,7 +35,8 @@ class Band(NamedTuple):
 
     def value(self, metrics: Sequence[Mapping[str, Any]]) -> float | None:
         """Return the mean of the metric over the steps, from the lines of `metrics.jsonl`; None if a step lacks it."""
-        by_step = {number_or_none(line.get("step")): number_or_none(line.get(self.metric)) for line in metrics}
+        values = ((number_or_none(line.get("step")), number_or_none(line.get(self.metric))) for line in metrics)
+        by_step = {step: value for step, value in values if value is not None}
         found = [by_step.get(step) for step in range(self.first, self.last + 1)]
         numbers = [value for value in found if value is not None]
         return fmean(numbers) if len(numbers) == len(found) else None

@@ -45,14 +45,17 @@ def command(
         raise typer.Exit(0 if _are_within(runs, read_bands(band), console, as_json) else 1)
     settings = {str(run): dict(flatten(run_files.table(run, "recipe.toml", print_warning))) for run in runs}
     metrics = {str(run): _last_metrics(run) for run in runs}
-    differing, measured = _differing(settings), list(dict.fromkeys(name for each in metrics.values() for name in each))
+    known = {run: each for run, each in settings.items() if each}
+    differing, measured = _differing(known), list(dict.fromkeys(name for each in metrics.values() for name in each))
     if as_json:
         found = {"settings": _side_by_side(settings, differing), "metrics": _side_by_side(metrics, measured)}
         console.file.write(json.dumps({"runs": list(settings), **found}) + "\n")
         return
+    for run in (run for run in settings if run not in known):
+        print_line(console, f"{run}: its settings are not known, because it has no recipe.toml")
     if differing:
-        console.print(_table("settings that differ", settings, differing))
-    else:
+        console.print(_table("settings that differ", known, differing))
+    elif known == settings:
         print_line(console, "all settings are equal")
     console.print(_table("last metrics", metrics, measured))
 

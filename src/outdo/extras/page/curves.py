@@ -1,6 +1,7 @@
 """Draw the curves of one or two runs as a picture of small panels: `outdo plot`. The most important come first."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -58,8 +59,10 @@ DEFAULT_METRICS = (
 PANELS_PER_ROW = 3
 """The number of panels in a row."""
 
-SHARES = ("right", "moved_", "frac_", "eval/", "transfer/followed", "completions/clipped_ratio", "target/reached")
-"""Prefixes of metrics that are shares: their axes go from 0 to 1, so that panels can be compared."""
+SHARES = re.compile(
+    r"eval/(.*/)?(greedy|sampled)|right|moved_.*|frac_.*|transfer/followed|completions/clipped_ratio|target/reached"
+)
+"""Metrics that are shares: their axes go from 0 to 1, so that panels can be compared."""
 
 
 def plot(runs: Mapping[str, Sequence[Metrics]], path: str | Path, *, names: Sequence[str] | None = None) -> None:
@@ -153,7 +156,7 @@ def _label(axes: "Axes", name: str) -> None:
     axes.set_title(entry.title if entry else name, pad=14)
     if entry:
         axes.text(0, 1.03, name, transform=axes.transAxes, fontsize=7, color=GREY, family="monospace")
-    if name.startswith(SHARES) and not name.startswith("eval/reads/"):
+    if SHARES.fullmatch(name):
         axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter("{x:.4g}")
     axes.margins(x=0.02)

@@ -28,6 +28,7 @@ def collect_runs(folders: Sequence[Path], view: View = DEFAULT_VIEW) -> list[Pag
 
         differs   the settings and facts that are not the same in all runs, with their values in this run
         hidden    how many more settings differ
+        compared  whether the settings of all runs are known
         seeds     the number of its group, if another run has the same settings and another seed; else null
 
     Raises: RunFolderError if a file of a folder cannot be opened.
@@ -43,6 +44,7 @@ def collect_runs(folders: Sequence[Path], view: View = DEFAULT_VIEW) -> list[Pag
         run["name"] = names[place]
         run["differs"] = {name: differing[name][place] for name in named}
         run["hidden"] = len(differing) - len(named)
+        run["compared"] = all(recipes)
         run["seeds"] = group
     return runs
 

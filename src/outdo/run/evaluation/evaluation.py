@@ -228,11 +228,12 @@ class PairedComparison:
         return f"difference ({self.by}): {self.difference:{style}} ({interval}); {changed}"
 
 
-def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison:
+def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison | None:
     """Compare two evaluations on the same questions, in the same order.
 
     Pairs remove the spread between easy and hard questions: the interval is that of the mean of the differences. The
-    test needs one answer for each question, and takes the first. Questions without a reward are left out.
+    test needs one answer for each question, and takes the first. Questions without a reward are left out; None if
+    none is left.
     """
     by: Literal["right", "reward"] = "right" if first.has_verdicts and second.has_verdicts else "reward"
     pairs = [
@@ -240,6 +241,8 @@ def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison:
         for groups in zip(first.groups, second.groups, strict=True)
         if all(pair := [_values(group, by) for group in groups])
     ]
+    if not pairs:
+        return None
     differences = [_mean(after) - _mean(before) for before, after in pairs]
     better = sum(after[0] > before[0] for before, after in pairs)
     worse = sum(after[0] < before[0] for before, after in pairs)

@@ -77,7 +77,7 @@ class MetricsFile:
         self._problems: list[str] = []
 
     def read(self, say: Say) -> list[dict[str, float]]:
-        """Return the finite numbers of each line that has a step, in the order of the file.
+        """Return the finite numbers of each line that has a step, in the order of the file; of one step, together.
 
         An incomplete last line, which is still being written or which a crash cut off, is ignored. If the file is new
         or shorter, as after a resume, it is read from its beginning. Raises RunFolderError if the file exists and
@@ -124,6 +124,9 @@ class MetricsFile:
         if record is None:
             reason = "not a JSON object with a step" if line else "longer than the limit"
             self._problems.append(f"{self._path}, line {self._number}: {reason}; left out")
+            return
+        if self._lines and self._lines[-1]["step"] == record["step"]:  # other trainers log an evaluation by itself
+            self._lines[-1] |= record
             return
         self._lines.append(record)
         if len(self._lines) >= 2 * MOST_LINES:

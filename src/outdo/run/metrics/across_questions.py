@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
 
-from outdo.types import Group
+from outdo.types import Group, Rollout
 
 BEGINNING = 3
 """Words that make the beginning of an answer."""
@@ -23,10 +23,12 @@ WORD = re.compile(r"\w+|[^\w\s]")
 def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the metrics of the texts of some groups; of the first two only where there are several questions:
 
-    completions/identical_across_ratio   share of the answers whose text is an answer to another question too
+    completions/identical_across_ratio   share of the answers that are an answer to another question too
     completions/same_beginning_ratio     share of the answers whose first three words begin one to another question too
     completions/repeated_ratio           share of the pairs of neighbouring words of an answer that it has had before;
                                          the mean over the answers
+
+    Of an episode, the words are those of its last turn.
     """
     texts = [[rollout.text for rollout in group.rollouts] for group in groups if group.rollouts]
     if not texts:
@@ -36,8 +38,9 @@ def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {"completions/repeated_ratio": sum(repeated) / len(repeated)}
     if len(texts) > 1:
         beginnings = [[each[:BEGINNING] for each in group] for group in words]
+        answers = [[_answer(rollout) for rollout in group.rollouts] for group in groups if group.rollouts]
         metrics |= {
-            "completions/identical_across_ratio": _shared(words),
+            "completions/identical_across_ratio": _shared(answers),
             "completions/same_beginning_ratio": _shared(beginnings),
         }
     return metrics
@@ -47,6 +50,13 @@ def distinct_words(texts: Iterable[str]) -> float | None:
     """Return the share of different words among the first `COUNTED` words of each text; None if there is no word."""
     words = [word for text in texts for word in WORD.findall(text.lower())[:COUNTED]]
     return len(set(words)) / len(words) if words else None
+
+
+def _answer(rollout: Rollout) -> tuple[str, ...] | tuple[int, ...]:
+    """Return the words of an answer, or what the policy sampled in an episode."""
+    if all(rollout.loss_mask):
+        return tuple(WORD.findall(rollout.text.lower()))
+    return tuple(token for token, own in zip(rollout.token_ids, rollout.loss_mask, strict=True) if own)
 
 
 def _shared(groups: Sequence[Sequence[Hashable]]) -> float:

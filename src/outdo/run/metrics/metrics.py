@@ -59,10 +59,13 @@ def _standard_deviation(rewards: Tensor) -> float:
 
 
 def _right_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the share of right answers, and of groups with only right or only wrong ones; empty without verdicts."""
+    """Return the share of right answers, and of groups with only right or only wrong ones; empty without verdicts.
+
+    Only answers that are scored count: one may have a verdict and no reward, as where `remax` has no baseline.
+    """
     verdicts = [[each.right is True for each in group.rollouts if each.scored] for group in groups]
     verdicts = [group for group in verdicts if group]
-    if all(rollout.right is None for group in groups for rollout in group.rollouts):
+    if not verdicts or all(rollout.right is None for group in groups for rollout in group.rollouts):
         return {}
     answers = [right for group in verdicts for right in group]
     return {

@@ -14,9 +14,9 @@ from outdo.types import Group, Rollout
 def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     """Return the metrics of the answers of a step that compare answers to the same question; None without data:
 
-    completions/empty_ratio      share of the answers without any text
-    completions/identical_ratio  share of the answers, without the first of each group, whose text an earlier answer
-                                 of the group has: 0 if all differ, 1 if all are the same
+    completions/empty_ratio      share of the answers without any text; of an episode its last turn counts
+    completions/identical_ratio  share of the answers, without the first of each group, that are the same as an earlier
+                                 answer of the group: 0 if all differ, 1 if all are the same
     reward_disagreement          share of the texts that several answers of a group have whose rewards differ
     reward_right_correlation     correlation of the reward and whether the answer is right, where that is defined
     reward_length_correlation    the same of the reward and the length in tokens. Right and wrong answers of a group
@@ -47,12 +47,12 @@ def _with_reward(scored: Sequence[Sequence[Rollout]], value: Callable[[Rollout],
 
 def _text_metrics(groups: Sequence[Group], scored: Sequence[Sequence[Rollout]]) -> dict[str, float | None]:
     """Return the metrics of empty and of repeated texts."""
-    texts = [[rollout.text for rollout in group.rollouts] for group in groups if group.rollouts]
-    further = sum(len(group) - 1 for group in texts)
-    repeats = sum(len(group) - len(set(group)) for group in texts)
-    repeated = [same for group in scored for same in _by_text(group) if len(same) > 1]
+    answers = [[whole_answer(rollout) for rollout in group.rollouts] for group in groups if group.rollouts]
+    further = sum(len(group) - 1 for group in answers)
+    repeats = sum(len(group) - len(set(group)) for group in answers)
+    repeated = [same for group in scored for same in _same(group) if len(same) > 1]
     return {
-        "completions/empty_ratio": _share(not text.strip() for group in texts for text in group),
+        "completions/empty_ratio": _share(not rollout.text.strip() for group in groups for rollout in group.rollouts),
         "completions/identical_ratio": repeats / further if further else None,
         "reward_disagreement": _share(len({rollout.reward for rollout in same}) > 1 for same in repeated),
     }
@@ -76,10 +76,15 @@ def pooled_correlation(groups: Iterable[Sequence[tuple[float, float]]]) -> float
     return max(-1.0, min(1.0, xy / scale)) if scale > 0 and math.isfinite(scale) else None
 
 
-def _by_text(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-    found: defaultdict[str, list[Rollout]] = defaultdict(list)
+def whole_answer(rollout: Rollout) -> str | tuple[int, ...]:
+    """Return what is equal for equal answers: the text, or the tokens of an episode, whose text is its last turn."""
+    return rollout.text if all(rollout.loss_mask) else rollout.token_ids
+
+
+def _same(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    found: defaultdict[str | tuple[int, ...], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
-        found[rollout.text].append(rollout)
+        found[whole_answer(rollout)].append(rollout)
     return list(found.values())
 
 

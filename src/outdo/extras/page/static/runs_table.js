@@ -5,7 +5,9 @@
 function Differences({ runs }) {
   const names = Object.keys(runs[0].differs ?? {}),
     values = (name) => [...new Set(runs.map((run) => run.differs[name]))];
-  if (!names.length) return html`<p class="lead" data-test="differences">All settings of the runs are the same.</p>`;
+  if (!names.length)
+    return html`<p class="lead" data-test="differences">${
+      runs[0].compared ? 'All settings of the runs are the same.' : 'The settings of a run are not known.'}</p>`;
   return html`<p class="lead" data-test="differences">The runs differ in ${names.map(
     (name, i) => html`${i > 0 && '; '}<b>${name}</b> <span class="quiet">(<bdi>${
       values(name).map((value) => oneLine(value, 40)).join(', ')}</bdi>)</span>`,
