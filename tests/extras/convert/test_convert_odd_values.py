@@ -55,7 +55,13 @@ BRANCHES: dict[str, list[dict[str, Any]]] = {  # settings that give others a mea
         {},
         {"kl_target": 0.1, "dynamic_filtering": True, "lora_rank": 8, "overlong_buffer_len": 64, "use_wandb": "key"},
         {"advantage_estimator": "gae"},
-        {"eval_dataset": "y.jsonl", "eval_steps": 5, "enable_vllm_is_correction": True},
+        {
+            "eval_dataset": "y.jsonl",
+            "eval_steps": 5,
+            "enable_vllm_is_correction": True,
+            "prompt_data": "x.jsonl,y.jsonl",
+            "prompt_data_probs": "0.5,0.5",
+        },
     ],
 }
 

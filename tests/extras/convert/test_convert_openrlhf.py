@@ -61,6 +61,85 @@ def test_mistakes_are_reported_at_once() -> None:
     ]
 
 
+def remark_about(name: str, written: dict[str, Any]) -> str:
+    """Return what is said of a setting; nothing is an empty text."""
+    remarks = [each for each in convert_openrlhf(written).remarks if each.startswith(f"{name} = ")]
+    return "".join(remarks)
+
+
+@pytest.mark.parametrize(("more", "answers"), [({}, 512), ({"n_samples_per_prompt": 4}, 2048)])
+def test_the_adaptive_kl_is_steered_by_the_answers_of_a_batch(
+    more: dict[str, Any], answers: int, tmp_path: Path
+) -> None:
+    written = {"pretrain": "m", "prompt_data": "x.jsonl", "rollout_batch_size": 512, "kl_target": 0.1} | more
+    beta = recipe_of(written, tmp_path).train.kl_in_reward.options["beta"]
+    assert beta == {"start": 0.01, "target": 0.1, "rate": answers / 10_000}
+
+
+@pytest.mark.parametrize("estimator", ["group_norm", "rloo", "dr_grpo"])
+def test_no_advantage_std_norm_changes_no_method_for_which_openrlhf_does_not_read_it(
+    estimator: str, tmp_path: Path
+) -> None:
+    written = NEEDED | {"advantage_estimator": estimator, "no_advantage_std_norm": True}
+    assert recipe_of(written, tmp_path).train.advantage.name == ADVANTAGES[estimator]
+    assert f"OpenRLHF does not read it with {estimator}" in remark_about("no_advantage_std_norm", written)
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "reinforce_baseline"])
+def test_a_deviation_that_outdo_always_divides_by_is_reported(estimator: str, tmp_path: Path) -> None:
+    written = NEEDED | {"advantage_estimator": estimator, "no_advantage_std_norm": True}
+    assert recipe_of(written, tmp_path).train.advantage.name == ADVANTAGES[estimator]
+    always = f"{ADVANTAGES[estimator]} of outdo always divides by their deviation too"
+    assert always in remark_about("no_advantage_std_norm", written)
+    assert remark_about("no_advantage_std_norm", written | {"no_advantage_std_norm": False}) == ""
+
+
+def test_gae_without_the_deviation_is_not_whitened(tmp_path: Path) -> None:
+    written = NEEDED | {"advantage_estimator": "gae", "no_advantage_std_norm": True}
+    assert recipe_of(written, tmp_path).train.advantage.options["whiten"] is False
+    assert "whiten = false of the recipe leaves that out too" in remark_about("no_advantage_std_norm", written)
+
+
+def test_a_critic_that_starts_from_another_model_than_in_openrlhf_is_reported(tmp_path: Path) -> None:
+    gae = NEEDED | {"advantage_estimator": "gae"}
+    scored = gae | {"reward_pretrain": "scorer"}
+    assert "starts from the reward model scorer, outdo's from the policy" in remark_about("critic_pretrain", scored)
+    for same in (gae, scored | {"remote_rm_url": "f.py"}, scored | {"agent_func_path": "a.py"}):
+        assert remark_about("critic_pretrain", same) == ""
+    assert "path" not in recipe_of(scored, tmp_path).train.critic.options
+
+
+def test_the_path_of_a_critic_has_to_be_a_language_model(tmp_path: Path) -> None:
+    written = NEEDED | {"advantage_estimator": "gae", "critic_pretrain": "scorer"}
+    assert recipe_of(written, tmp_path).train.critic.options["path"] == "scorer"
+    assert "causal language model with the policy's vocabulary" in remark_about("critic_pretrain", written)
+    assert remark_about("critic_pretrain", written | {"critic_pretrain": "m"}) == ""
+
+
+def test_several_data_sets_become_a_list_and_their_probabilities_weights(tmp_path: Path) -> None:
+    several = NEEDED | {"prompt_data": "a/b, c.jsonl", "eval_dataset": "d/e,f/g", "eval_split": "test"}
+    recipe = recipe_of(several, tmp_path)
+    assert [(each.path, each.weight) for each in recipe.data.path] == [("a/b:train", None), ("c.jsonl", None)]
+    assert [each.path for each in recipe.data.eval_path] == ["d/e:test", "f/g:test"]
+    recipe = recipe_of(several | {"prompt_data_probs": "0.75,0.25"}, tmp_path)
+    assert [(each.path, each.weight) for each in recipe.data.path] == [("a/b:train", 0.75), ("c.jsonl", 0.25)]
+    assert "OpenRLHF each and all of them together" in remark_about("max_samples", several | {"max_samples": 100})
+
+
+@pytest.mark.parametrize("probabilities", ["0.5", "0.5,x", "1,0", "nan,1", True])
+def test_probabilities_that_do_not_fit_the_data_sets_are_a_mistake(probabilities: Any) -> None:
+    written = NEEDED | {"prompt_data": "a/b,c/d", "prompt_data_probs": probabilities}
+    assert [each.partition(", one")[0].partition(": ")[2] for each in convert_openrlhf(written).mistakes] == [
+        "expected 2 numbers above 0 with commas between them"
+    ]
+
+
+def test_the_probability_of_one_data_set_is_told_to_have_no_effect(tmp_path: Path) -> None:
+    written = NEEDED | {"prompt_data_probs": "1.0"}
+    assert [each.path for each in recipe_of(written, tmp_path).data.path] == ["x.jsonl"]
+    assert remark_about("prompt_data_probs", written) == "prompt_data_probs = 1.0: it has no effect with one data set"
+
+
 def loss_of_openrlhf(case: dict[str, torch.Tensor], given: dict[str, Any]) -> torch.Tensor:
     """GRPO of OpenRLHF, written from its source.
 

@@ -89,6 +89,13 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_name():
     assert "tau = 1: neither TRL nor outdo has this setting, as far as outdo knows" in conversion.remarks
 
 
+def test_the_other_learning_rate_of_adafactor_is_reported(tmp_path):
+    conversion = convert_trl(NEEDED | {"optim": "adafactor"})
+    assert recipe_of(conversion, tmp_path).optim.algorithm.name == "adafactor"
+    (remark,) = [each for each in conversion.remarks if each.startswith("optim = ")]
+    assert "multiplies it by the root mean square of the weights" in remark
+
+
 @pytest.mark.parametrize("kind", [*CLIPPED, "cispo", "sapo", "vespo"])
 @pytest.mark.parametrize("more", [{}, {"beta": 0.04}, {"use_vllm": True}, {"importance_sampling_level": "sequence"}])
 def test_every_loss_of_trl_loads(kind, more, tmp_path):

@@ -24,6 +24,9 @@ ADVANTAGES = {
     "group_norm": "group_standardised",
     "dr_grpo": "group_centred",
 }
+WHITENED = ("gae", "reinforce", "reinforce_baseline")
+"""The values of `advantage_estimator` for which OpenRLHF reads `no_advantage_std_norm`."""
+
 AFTER_BASELINE = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 """The values of `advantage_estimator` with which OpenRLHF subtracts the KL from tokens, after the baseline."""
 
@@ -88,22 +91,54 @@ def _objective(c: Conversion) -> None:
 def _advantage(c: Conversion) -> None:
     given, name = c.given, c.given["advantage_estimator"]
     gamma, lam = given["gamma"], given["lambd"]
+    without_deviation = given["no_advantage_std_norm"]
     if name == "gae":
-        c.settings["train.advantage"] = piece("gae", gamma=gamma, lam=lam)
-        critic = {"lr": given["critic_learning_rate"], "clip": given["value_clip"]}
-        critic |= {"warmup": given["freezing_actor_steps"]} if given["freezing_actor_steps"] > 0 else {}
-        critic |= {"path": given["critic_pretrain"]} if given["critic_pretrain"] else {}
-        c.settings["train.critic"] = {"name": "model", **critic}
+        c.settings["train.advantage"] = piece("gae", gamma=gamma, lam=lam, whiten=False if without_deviation else None)
+        c.settings["train.critic"] = _critic(c)
     elif name not in ADVANTAGES:
         c.mistakes.append(f"advantage_estimator = {name}: expected gae, {', '.join(ADVANTAGES)}")
         return
-    elif name == "group_norm" and given["no_advantage_std_norm"]:
-        c.settings["train.advantage"] = "group_centred"
     elif name == "reinforce":
         c.settings["train.advantage"] = piece("reinforce_pp", gamma=gamma)
     else:
         c.settings["train.advantage"] = ADVANTAGES[name]
+    if without_deviation:
+        c.remark("no_advantage_std_norm", _without_deviation(name))
     _kl_in_reward(c, name)
+
+
+def _critic(c: Conversion) -> dict[str, Any]:
+    """Return the critic of GAE, and report where it starts from another model than OpenRLHF's."""
+    given = c.given
+    critic = {"name": "model", "lr": given["critic_learning_rate"], "clip": given["value_clip"]}
+    if given["freezing_actor_steps"] > 0:
+        critic["warmup"] = given["freezing_actor_steps"]
+    path, model = given["critic_pretrain"], given["reward_pretrain"]
+    agent = given.written.get("agent_func_path")  # no rule reads it, so that it is reported
+    if path and path != given["pretrain"]:
+        critic["path"] = path
+        c.remark(
+            "critic_pretrain",
+            "outdo's critic starts from a causal language model with the policy's vocabulary, and with values of 0; "
+            "if this is a reward model (a sequence classifier), name the model that it was made of, or leave path out",
+        )
+    elif model and not (path or agent or given["remote_rm_url"]):
+        c.remark(
+            "critic_pretrain",
+            f"OpenRLHF's critic then starts from the reward model {model}, outdo's from the policy, with values of 0",
+        )
+    return critic
+
+
+def _without_deviation(estimator: str) -> str:
+    if estimator not in WHITENED:
+        return f"OpenRLHF does not read it with {estimator}, and the recipe has what it computes"
+    if estimator == "gae":
+        return "OpenRLHF still subtracts the mean of all tokens; whiten = false of the recipe leaves that out too"
+    return (
+        "OpenRLHF then only subtracts the mean of all tokens; "
+        f"{ADVANTAGES[estimator]} of outdo always divides by their deviation too"
+    )
 
 
 def _kl_in_reward(c: Conversion, estimator: str) -> None:
@@ -112,7 +147,8 @@ def _kl_in_reward(c: Conversion, estimator: str) -> None:
     if given["use_kl_loss"] or not beta:
         return
     if target:
-        beta = {"start": beta, "target": target, "rate": given["rollout_batch_size"] / max(1, horizon)}
+        answers = given["rollout_batch_size"] * given["n_samples_per_prompt"]
+        beta = {"start": beta, "target": target, "rate": answers / max(1, horizon)}
         c.remark("kl_target", "OpenRLHF means KL per answer, outdo per trained token")
     after = {"after_baseline": True} if estimator in AFTER_BASELINE else {}
     c.settings["train.kl_in_reward"] = {"name": given["kl_estimator"], "beta": beta, **after}
@@ -120,12 +156,10 @@ def _kl_in_reward(c: Conversion, estimator: str) -> None:
 
 def _data(c: Conversion) -> None:
     given = c.given
-    for theirs, split, ours in (
-        ("prompt_data", "prompt_split", "data.path"),
-        ("eval_dataset", "eval_split", "data.eval_path"),
-    ):
-        if given[theirs] is not None:
-            c.settings[ours] = data_source(given[theirs], given[split] or "train")
+    if given["prompt_data"] is not None:
+        c.settings["data.path"] = _mixed(c, _sources(given["prompt_data"], given["prompt_split"]))
+    if given["eval_dataset"] is not None:
+        c.settings["data.eval_path"] = _sources(given["eval_dataset"], given["eval_split"])
     c.settings["data.prompt"] = given["input_key"]
     if given["label_key"]:
         c.settings["data.answer"] = given["label_key"]
@@ -134,6 +168,37 @@ def _data(c: Conversion) -> None:
     c.settings["data.max_prompt_tokens"] = given["prompt_max_len"]
     if "prompt_max_len" in given.written:
         c.remark("prompt_max_len", "OpenRLHF shortens a longer prompt, outdo drops its question")
+
+
+def _sources(names: Any, split: Any) -> str | list[str]:
+    """Return the data set, or the list of those with commas between them, as `data.path` names them."""
+    sources = [data_source(name.strip(), split or "train") for name in str(names).split(",")]
+    return sources[0] if len(sources) == 1 else sources
+
+
+def _mixed(c: Conversion, sources: str | list[str]) -> Any:
+    """Return the training data with the weights of `prompt_data_probs`, and report what differs for several sets."""
+    probabilities = c.given["prompt_data_probs"]
+    if isinstance(sources, str):
+        if probabilities is not None:
+            c.remark("prompt_data_probs", "it has no effect with one data set")
+        return sources
+    if "data.limit" in c.settings:
+        c.remark("max_samples", "outdo limits each data set, OpenRLHF each and all of them together")
+    if probabilities is None:
+        return sources
+    try:
+        weights = [float(each) for each in str(probabilities).split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != len(sources) or not all(0 < weight < math.inf for weight in weights):
+        c.mistakes.append(
+            f"prompt_data_probs = {probabilities}: expected {counted(len(sources), 'number')} above 0 with commas "
+            "between them, one for each data set of prompt_data"
+        )
+        return sources
+    c.remark("prompt_data_probs", "OpenRLHF draws the data set of each question, outdo has the shares in every batch")
+    return [{"path": source, "weight": weight} for source, weight in zip(sources, weights, strict=True)]
 
 
 def _rewards(c: Conversion) -> None:

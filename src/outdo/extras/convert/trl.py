@@ -251,6 +251,12 @@ def _optimiser(c: Conversion) -> None:
         c.settings["optim.algorithm"] = piece(algorithm, betas=betas, eps=eps, weight_decay=decay)
     elif name in ("sgd", "adafactor"):
         c.settings["optim.algorithm"] = piece(name, weight_decay=decay)
+        if name == "adafactor":
+            c.remark(
+                "optim",
+                "TRL's learning rate is absolute, outdo's adafactor multiplies it by the root mean square of the "
+                "weights; choose optim.lr anew",
+            )
     else:
         c.settings["optim.algorithm"] = piece("adamw", betas=betas, eps=eps, weight_decay=decay)
         c.remark("optim", "outdo does not have this optimiser by name; the recipe has adamw")
