@@ -39,8 +39,7 @@ def find_model(name: str, *, best: bool = False) -> ModelRef:
     run = Path(name)
     is_run = (run / "recipe.toml").is_file()
     if not is_run and not (run / SETTINGS).is_file():
-        if not run.exists() and (run_folder(name) / "recipe.toml").is_file():  # a hub name has a slash
-            raise UserError([f"{name}: no such folder; did you mean {run_folder(name)}?"])
+        _refuse_bare_name(name)
         return ModelRef(model=name, name=name)
     recipe = load_saved(run) if is_run else None
     newest = checkpoint.latest(run / "checkpoints")
@@ -58,3 +57,9 @@ def find_model(name: str, *, best: bool = False) -> ModelRef:
             raise UserError(faults)
     found = run if is_run else None
     return ModelRef(model=str(path), name=f"{name} after step {step}", recipe=recipe, run=found, step=step)
+
+
+def _refuse_bare_name(name: str) -> None:
+    """Raise `UserError` for the name of a run in `runs/` without its folder. It is no hub name: those have a slash."""
+    if not Path(name).exists() and (run_folder(name) / "recipe.toml").is_file():
+        raise UserError([f"{name}: no such folder; did you mean {run_folder(name)}?"])
