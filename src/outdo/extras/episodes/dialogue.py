@@ -232,12 +232,11 @@ class Dialogue:
             if reply.reward is not None:
                 place = len(conversation.token_ids) - 1
                 conversation.rewards[place] = conversation.checked_reward(reply.reward)
-            ends = reply.done or reply.truncated or not (reply.messages or reply.text or reply.token_ids)
-            following = [] if ends else self._following(turn, reply)
+            following = [] if reply.ends else self._following(turn, reply)
         except Exception as error:
             conversation.fail(error)
             return False
-        if ends:
+        if reply.ends:
             conversation.finish_reason = FinishReason.turns if reply.truncated else turn.finish_reason
         elif conversation.turns == self.turns:
             conversation.finish_reason = FinishReason.turns

@@ -53,6 +53,11 @@ class Reply:
     done: bool = False
     truncated: bool = False  # the episode ends here, although the environment would have gone on
 
+    @property
+    def ends(self) -> bool:
+        """Whether the episode ends with this turn."""
+        return self.done or self.truncated or not (self.messages or self.text or self.token_ids)
+
 
 class Player:
     """One episode: it calls the user's object and tools, each with a deadline, and counts what the tools did.

@@ -45,18 +45,12 @@ def command(
         raise typer.Exit(0 if _are_within(runs, read_bands(band), console, as_json) else 1)
     settings = {str(run): dict(flatten(run_files.table(run, "recipe.toml", print_warning))) for run in runs}
     metrics = {str(run): _last_metrics(run) for run in runs}
-    known = {run: each for run, each in settings.items() if each}
-    differing, measured = _differing(known), list(dict.fromkeys(name for each in metrics.values() for name in each))
+    differing, measured = _differing(settings), list(dict.fromkeys(name for each in metrics.values() for name in each))
     if as_json:
         found = {"settings": _side_by_side(settings, differing), "metrics": _side_by_side(metrics, measured)}
         console.file.write(json.dumps({"runs": list(settings), **found}) + "\n")
         return
-    for run in (run for run in settings if run not in known):
-        print_line(console, f"{run}: its settings are not known, because it has no recipe.toml")
-    if differing:
-        console.print(_table("settings that differ", known, differing))
-    elif known == settings:
-        print_line(console, "all settings are equal")
+    _print_settings(settings, differing, console)
     console.print(_table("last metrics", metrics, measured))
 
 
@@ -98,9 +92,20 @@ def _judged(band: Band, value: float | None) -> str:
 
 
 def _differing(settings: Columns) -> list[str]:
-    """Return the settings that are not the same in all runs, apart from the name of the run."""
-    names = sorted({name for each in settings.values() for name in each} - {"run"})
-    return [name for name in names if len({each.get(name) for each in settings.values()}) > 1]
+    """Return the settings that are not the same in all runs that have a recipe, apart from the name of the run."""
+    known = [each for each in settings.values() if each]
+    names = sorted({name for each in known for name in each} - {"run"})
+    return [name for name in names if len({each.get(name) for each in known}) > 1]
+
+
+def _print_settings(settings: Columns, differing: Sequence[str], console: Console) -> None:
+    unknown = [run for run, each in settings.items() if not each]
+    for run in unknown:
+        print_line(console, f"{run}: its settings are not known, because it has no recipe.toml")
+    if differing:
+        console.print(_table("settings that differ", settings, differing))
+    elif not unknown:
+        print_line(console, "all settings are equal")
 
 
 def _side_by_side(columns: Columns, rows: Sequence[str]) -> dict[str, list[Any]]:

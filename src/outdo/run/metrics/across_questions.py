@@ -30,17 +30,16 @@ def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
     Of an episode, the words are those of its last turn.
     """
-    texts = [[rollout.text for rollout in group.rollouts] for group in groups if group.rollouts]
-    if not texts:
+    answers = [group.rollouts for group in groups if group.rollouts]
+    if not answers:
         return {}
-    words = [[tuple(WORD.findall(text.lower())) for text in group] for group in texts]
+    words = [[_words(rollout) for rollout in group] for group in answers]
     repeated = [_repeated(each) for group in words for each in group]
     metrics = {"completions/repeated_ratio": sum(repeated) / len(repeated)}
-    if len(texts) > 1:
+    if len(answers) > 1:
         beginnings = [[each[:BEGINNING] for each in group] for group in words]
-        answers = [[_answer(rollout) for rollout in group.rollouts] for group in groups if group.rollouts]
         metrics |= {
-            "completions/identical_across_ratio": _shared(answers),
+            "completions/identical_across_ratio": _shared([[*map(_whole_answer, group)] for group in answers]),
             "completions/same_beginning_ratio": _shared(beginnings),
         }
     return metrics
@@ -52,10 +51,14 @@ def distinct_words(texts: Iterable[str]) -> float | None:
     return len(set(words)) / len(words) if words else None
 
 
-def _answer(rollout: Rollout) -> tuple[str, ...] | tuple[int, ...]:
+def _words(rollout: Rollout) -> tuple[str, ...]:
+    return tuple(WORD.findall(rollout.text.lower()))
+
+
+def _whole_answer(rollout: Rollout) -> tuple[str, ...] | tuple[int, ...]:
     """Return the words of an answer, or what the policy sampled in an episode."""
     if all(rollout.loss_mask):
-        return tuple(WORD.findall(rollout.text.lower()))
+        return _words(rollout)
     return tuple(token for token, own in zip(rollout.token_ids, rollout.loss_mask, strict=True) if own)
 
 
