@@ -17,7 +17,7 @@ from outdo.rewards.context import RewardContext
 from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
-from outdo.utils.errors import ModelError, NonFiniteWeightsError, UserError
+from outdo.utils.errors import ModelError, NonFiniteWeightsError, OutdoError, UserError
 
 CAUSAL = sorted(set(ARCHITECTURES) - {"mamba"})  # transformers has no classifier of it
 LEARNING = OptimiserSettings(lr=3e-3)
@@ -205,6 +205,59 @@ def test_every_prompt_has_the_same_weight_however_many_pairs_it_has(policy):
         assert ranking.pairs == 11
         steps.append(metrics["grad_norm"])
     assert steps[0] == pytest.approx(steps[1], rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------- out of memory
+
+
+def scarce(model, most, monkeypatch):
+    """Let the model's device run out of memory at more than `most` tokens; the sizes that were tried."""
+    tried, whole = [], model.forward
+
+    def forward(rows):
+        tried.append(len(rows) * max(map(len, rows)))
+        if tried[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(rows)
+
+    monkeypatch.setattr(model, "forward", forward)
+    return tried
+
+
+def test_scores_are_computed_in_the_micro_batches_that_fit_into_memory(saved, monkeypatch):
+    inputs = inputs_for(*(text * (1 + place % 5) for place, text in enumerate(digits(12, seed=3))))
+    expected = values(RewardModel.load(saved, device="cpu")(inputs))
+    model = RewardModel.load(saved, device="cpu", micro_batch_tokens=400)
+    tried = scarce(model, 60, monkeypatch)
+    assert values(model(inputs)) == pytest.approx(expected, abs=1e-5)
+    assert model.batch_sizes.micro_batch_tokens == 50
+    tried.clear()
+    model(inputs)
+    assert max(tried) <= 60
+
+
+def test_a_step_is_repeated_from_its_beginning_when_memory_runs_out_in_it(saved, monkeypatch):
+    pair = Comparison(prompt="2", completions=("3" * 43, "4"), values=(1, 0))
+    several = [Comparison(prompt="1", completions=("5" * 18, *"6789"), values=(4, 3, 2, 1, 0)), pair, pair]
+    whole, model = (
+        RewardModel.load(saved, device="cpu", optimiser=LEARNING, micro_batch_tokens=tokens) for tokens in (10_000, 200)
+    )
+    tried = scarce(model, 120, monkeypatch)
+    (ranking, expected), (found, metrics) = (each.update(several) for each in (whole, model))
+    assert tried == [5 * 20, 4 * 45, 5 * 20, 2 * 45, 2 * 45]  # the second one did not fit
+    assert found == ranking
+    assert metrics == pytest.approx(expected, rel=1e-4)  # with the norm of the gradient
+    again = RewardModel.load(saved, device="cpu", optimiser=LEARNING, micro_batch_tokens=200)
+    again.load_state(model.state())
+    assert again.batch_sizes.micro_batch_tokens == model.batch_sizes.micro_batch_tokens == 100  # in a resumed run too
+    again.load_state({name: value for name, value in whole.state().items() if name != "micro_batch_tokens"})
+
+
+def test_an_answer_that_does_not_fit_alone_is_an_error(saved, monkeypatch):
+    model = RewardModel.load(saved, device="cpu")
+    scarce(model, 0, monkeypatch)
+    with pytest.raises(OutdoError, match="not even one row fits into memory: shorter answers, or fewer"):
+        model(inputs_for("15"))
 
 
 # ------------------------------------------------------------------------------------------------------------ training

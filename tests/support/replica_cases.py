@@ -149,6 +149,31 @@ def memory_runs_out(replicas: Replicas) -> None:
     assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)
 
 
+def memory_runs_out_in_a_critic(replicas: Replicas) -> None:
+    """So it is with a critic, in its values and in its update."""
+    policy = shared(fresh(batch_sizes=BatchSizes(micro_batch_tokens=64)), replicas)
+    alone, critic = own_model(fresh(), lr=1e-3), own_model(policy, lr=1e-3)
+    if replicas.rank == 1:
+        hidden = critic.forward.hidden
+
+        def scarce(batch: Batch) -> object:
+            most = 20 if torch.is_grad_enabled() else 40
+            if batch.token_ids.numel() > most < critic.batch_sizes.micro_batch_tokens:
+                raise MemoryError("scarce")
+            return hidden(batch)
+
+        critic.forward.hidden = scarce  # type: ignore[method-assign]
+    batch = prepared()
+    values = critic.values(batch)
+    torch.testing.assert_close(values, alone.values(batch), rtol=0, atol=1e-5)
+    assert critic.batch_sizes.micro_batch_tokens == 32
+    returns = torch.rand(batch.token_ids.shape, generator=torch.Generator().manual_seed(1))
+    taught = batch.with_(values=values, returns=returns)
+    assert critic.update(taught) == pytest.approx(alone.update(taught), rel=1e-4, abs=1e-5)
+    assert critic.batch_sizes.micro_batch_tokens == 16
+    assert policy.batch_sizes.micro_batch_tokens == 64
+
+
 def weights_drift(replicas: Replicas) -> None:
     """One weight of replica 1 differs in its last bit: the next update is refused on all replicas."""
     policy = shared(fresh(), replicas)

@@ -7,6 +7,7 @@ which it does not train. V of a token is computed from the hidden state that pre
 import copy
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,16 @@ from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.models.scorer import BatchSizes, LossAndGrads, Scoring, division_of, scoring_of, stack_rows
+from outdo.models.scorer import (
+    BatchSizes,
+    ByRows,
+    LossAndGrads,
+    MicroBatched,
+    Scoring,
+    division_of,
+    scoring_of,
+    stack_rows,
+)
 from outdo.types import Batch, TokenScores
 from outdo.utils.errors import ModelError
 from outdo.utils.sharded_tensors import is_sharded
@@ -67,7 +77,7 @@ class ValueForward(Forward):
         return values, torch.zeros_like(values)
 
 
-class Critic:
+class Critic(MicroBatched):
     """V of the prefix before each token, learned by regression on the returns.
 
     In the first `warmup` training steps only the critic learns (see `Models.update`). `clip` keeps a value within that
@@ -93,6 +103,7 @@ class Critic:
             raise ValueError(f"the critic's clip must be above 0, or None, not {clip}")
         if warmup < 0:
             raise ValueError(f"the critic's warmup is a number of steps, not {warmup}")
+        super().__init__(batch_sizes or BatchSizes())
         # The parts of a divided head stay where FSDP has put them.
         self.head = head if any(map(is_sharded, head.parameters())) else head.to(forward.device)
         self.forward = ValueForward(forward, self.head, trains_model=trains_model)
@@ -101,14 +112,13 @@ class Critic:
         self.trains_model = trains_model
         self.trained = nn.ModuleDict({"head": head, **({"model": forward.model} if trains_model else {})})
         self.optimiser = Optimiser(self.trained, optimiser or OptimiserSettings(lr=1e-5))
-        self.batch_sizes = batch_sizes or BatchSizes()
         self.clip = clip
         self.warmup = warmup
         self.weight = weight
 
     def values(self, batch: Batch) -> Tensor:
         """Compute V of the prefix before each trained token, 0 elsewhere: [B, T] on the CPU, in micro-batches."""
-        return _measured(self.scoring, batch, self.batch_sizes)
+        return self._measured(self.scoring, batch)
 
     def end_values(self, batch: Batch) -> Tensor:
         """Compute V after the last token of each truncated answer, 0 for the others: [B] on the CPU.
@@ -120,7 +130,7 @@ class Critic:
         if len(rows):
             cut = batch.rows(rows)
             last = torch.arange(cut.token_ids.shape[1]) == cut.attention_mask.sum(1)[:, None] - 1  # [b, t]
-            ends[rows] = _measured(self.scoring_after, cut.with_(loss_mask=last), self.batch_sizes).sum(1).to(ends)
+            ends[rows] = self._measured(self.scoring_after, cut.with_(loss_mask=last)).sum(1).to(ends)
         return ends
 
     def update(self, batch: Batch) -> dict[str, float]:
@@ -139,18 +149,10 @@ class Critic:
                 raise ValueError(
                     f"the critic needs `{name}`, which the batch does not have; see `outdo.algorithms.advantages.gae`"
                 )
-        whole_groups = requirements_of(self.weight).whole_groups
         steps: list[dict[str, float]] = []
         measured: list[Tensor] = []  # each [2, n]: values and returns
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
-            results = self.scoring.accumulate(
-                minibatch,
-                [list(range(len(minibatch)))],
-                self._loss,
-                self.batch_sizes,
-                entropy="none",
-                whole_groups=whole_groups,
-            )
+            results = self._halving_on_oom(partial(self._gradient, minibatch), self.trained.zero_grad)
             mask, width = minibatch.loss_mask, minibatch.token_ids.shape[1]
             values = stack_rows([(rows, each.tokens["values"]) for rows, each in results], width)
             assert minibatch.returns is not None
@@ -162,6 +164,24 @@ class Critic:
             steps.append({"value/loss": loss, "value/clipped": clipped / tokens} | of_step)
         means = {name: math.fsum(step[name] for step in steps) / len(steps) for name in steps[0]}
         return means | _explained_variance(torch.cat(measured, dim=1))
+
+    def _measured(self, scoring: Scoring, batch: Batch) -> Tensor:
+        """Compute the scores [B, T] of a batch without gradients, on the CPU."""
+        parts = self._halving_on_oom(
+            lambda: scoring.measure(batch, self.batch_sizes, entropy="none"), self.trained.zero_grad
+        )
+        return stack_rows([(rows, scores.logprobs) for rows, scores in parts], batch.token_ids.shape[1])
+
+    def _gradient(self, batch: Batch) -> ByRows[LossAndGrads]:
+        """Add up the gradient of one optimiser step's loss; return what its micro-batches measured."""
+        return self.scoring.accumulate(
+            batch,
+            [list(range(len(batch)))],
+            self._loss,
+            self.batch_sizes,
+            entropy="none",
+            whole_groups=requirements_of(self.weight).whole_groups,
+        )
 
     def _loss(self, scores: TokenScores, micro: Batch) -> LossAndGrads:
         """Compute a micro-batch's loss, the number of clipped tokens, and the derivatives by the values."""
@@ -183,24 +203,23 @@ class Critic:
         return LossAndGrads(terms, {"values": predicted.detach()}, (by_values, None))
 
     def state(self) -> dict[str, Any]:
-        """Return weights, without the frozen ones, and optimiser state.
+        """Return weights, without the frozen ones, optimiser state, and the size of micro-batches.
 
         Raises `NonFiniteWeightsError` if a weight is not finite.
         """
         check_finite(self.trained, "the critic", "lower the lr of train.critic")
-        return {"weights": state_without_base(self.trained), "optimiser": self.optimiser.state()}
+        return {
+            "weights": state_without_base(self.trained),
+            "optimiser": self.optimiser.state(),
+            "micro_batch_tokens": self.micro_batch_state(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         load_state_without_base(self.trained, state["weights"])
         self.optimiser.load_state(state["optimiser"])
+        self.load_micro_batch_state(state.get("micro_batch_tokens", {}))
         check_finite(self.trained, "the critic")
-
-
-def _measured(scoring: Scoring, batch: Batch, sizes: BatchSizes) -> Tensor:
-    """Compute the scores [B, T] of a batch without gradients, on the CPU."""
-    parts = scoring.measure(batch, sizes, entropy="none")
-    return stack_rows([(rows, scores.logprobs) for rows, scores in parts], batch.token_ids.shape[1])
 
 
 def own_model(

@@ -138,7 +138,7 @@ class Policy(Scorer):
         metrics: list[dict[str, float]] = []
         tokens: list[dict[str, Tensor]] = []
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
-            terms, measured = self._halving_on_oom(partial(self._gradient, minibatch, objective))
+            terms, measured = self._halving_on_oom(partial(self._gradient, minibatch, objective), self.scoring.clear)
             with span("optimiser"):
                 metrics.append(terms | self.optimiser.step(terms["loss"]))
             tokens.append(measured)
@@ -251,19 +251,12 @@ class Policy(Scorer):
 
     def state(self) -> dict[str, Any]:
         """Return what a saved folder does not hold: the optimiser, and the size of micro-batches."""
-        fitting = self.batch_sizes.micro_batch_tokens
-        micro_batch_tokens = {"asked": self.requested_micro_batch_tokens or fitting, "fitting": fitting}
-        return {"optimiser": self.optimiser.state(), "micro_batch_tokens": micro_batch_tokens}
+        return {"optimiser": self.optimiser.state(), "micro_batch_tokens": self.micro_batch_state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self.optimiser.load_state(state["optimiser"])
-        # Micro-batches that were made smaller for lack of memory stay so, as the last bits of the gradient depend on
-        # them; unless the recipe has another size now.
-        saved = state["micro_batch_tokens"]
-        if saved.get("asked") == self.batch_sizes.micro_batch_tokens != saved.get("fitting"):
-            self.requested_micro_batch_tokens = saved["asked"]
-            self.set_micro_batch_tokens(saved["fitting"])
+        self.load_micro_batch_state(state["micro_batch_tokens"])
 
 
 def _pushed_and_idle(batch: Batch) -> list[list[int]]:

@@ -5,7 +5,7 @@ respect to them. `LocalScoring` computes in this process; a `ScoringWorld` bring
 several.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -175,27 +175,69 @@ class LocalScoring:
         self.model_forward.model.zero_grad()
 
 
-class Scorer:
+class MicroBatched:
+    """A model that is computed in micro-batches. When memory does not suffice, they become smaller, and stay so."""
+
+    needs_less = "shorter answers (`sampling.max_tokens`) or `train.gradient_checkpointing = true` need less"
+    """What the user can do if not even one row fits into memory."""
+
+    def __init__(self, batch_sizes: BatchSizes) -> None:
+        self.batch_sizes = batch_sizes
+        self.requested_micro_batch_tokens: int | None = None  # set when memory did not suffice for it
+
+    def set_micro_batch_tokens(self, tokens: int) -> None:
+        """Compute at most `tokens` tokens at once, padding included."""
+        self.batch_sizes = replace(self.batch_sizes, micro_batch_tokens=tokens)
+
+    def micro_batch_state(self) -> dict[str, int]:
+        """Return the size of micro-batches that was asked for, and that which fits into memory, for a checkpoint."""
+        fitting = self.batch_sizes.micro_batch_tokens
+        return {"asked": self.requested_micro_batch_tokens or fitting, "fitting": fitting}
+
+    def load_micro_batch_state(self, saved: Mapping[str, int]) -> None:
+        """Restore what `micro_batch_state` returned; an older checkpoint may have nothing.
+
+        Micro-batches that were made smaller for lack of memory stay so, as the last bits of the gradient depend on
+        them; unless another size is asked for now.
+        """
+        if saved.get("asked") == self.batch_sizes.micro_batch_tokens != saved.get("fitting"):
+            self.requested_micro_batch_tokens = saved["asked"]
+            self.set_micro_batch_tokens(saved["fitting"])
+
+    def _halving_on_oom(self, compute: Callable[[], Result], clear: Callable[[], None]) -> Result:
+        """Compute; if memory does not suffice, try again with half as many tokens at once, down to a row at a time.
+
+        `clear` drops the gradient of the micro-batches that were computed before.
+        """
+        while True:
+            try:
+                return compute()
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                clear()
+                if self.batch_sizes.micro_batch_tokens <= 1:
+                    raise OutdoError(f"not even one row fits into memory: {self.needs_less} ({error})") from error
+            self.requested_micro_batch_tokens = self.requested_micro_batch_tokens or self.batch_sizes.micro_batch_tokens
+            self.set_micro_batch_tokens(self.batch_sizes.micro_batch_tokens // 2)
+
+
+class Scorer(MicroBatched):
     """A model that computes log-probabilities: the reference, or the half of a policy that is not about training.
 
     In a `world` of several processes, each of them computes a share of every batch.
     """
 
     def __init__(self, forward: Forward, batch_sizes: BatchSizes, world: World = ALONE) -> None:
+        super().__init__(batch_sizes)
         self.forward = forward
-        self.batch_sizes = batch_sizes
         self.world = world
         self.scoring = scoring_of(world, forward)
-        self.requested_micro_batch_tokens: int | None = None  # set when memory did not suffice for it
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.forward.device
-
-    def set_micro_batch_tokens(self, tokens: int) -> None:
-        """Compute at most `tokens` tokens at once, padding included."""
-        self.batch_sizes = replace(self.batch_sizes, micro_batch_tokens=tokens)
 
     def scores(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
         """Return log πθ of the batch's trained tokens, at the temperature they were sampled at; 0 elsewhere. [B, T]
@@ -206,7 +248,9 @@ class Scorer:
 
     def measure(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
         """Return the scores [B, T] without gradients, on the CPU, computed in micro-batches."""
-        parts = self._halving_on_oom(lambda: self.scoring.measure(batch, self.batch_sizes, entropy=entropy))
+        parts = self._halving_on_oom(
+            lambda: self.scoring.measure(batch, self.batch_sizes, entropy=entropy), self.scoring.clear
+        )
         width = batch.token_ids.shape[1]
         entropies = [(rows, part.entropy) for rows, part in parts if part.entropy is not None]
         return TokenScores(
@@ -270,23 +314,6 @@ class Scorer:
             for at, of in zip(source[row, column].split(LOGIT_CHUNK), row.split(LOGIT_CHUNK), strict=True)
         ]
         return tuple(torch.cat(each).cpu() for each in zip(*parts, strict=True))
-
-    def _halving_on_oom(self, compute: Callable[[], Result]) -> Result:
-        """Compute; if memory does not suffice, try again with half as many tokens at once, down to a row at a time."""
-        while True:
-            try:
-                return compute()
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                self.scoring.clear()
-                if self.batch_sizes.micro_batch_tokens <= 1:
-                    raise OutdoError(
-                        "not even one row fits into memory: shorter answers (`sampling.max_tokens`) or "
-                        f"`train.gradient_checkpointing = true` need less ({error})"
-                    ) from error
-            self.requested_micro_batch_tokens = self.requested_micro_batch_tokens or self.batch_sizes.micro_batch_tokens
-            self.set_micro_batch_tokens(self.batch_sizes.micro_batch_tokens // 2)
 
 
 def token_scores(model_forward: Forward, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:

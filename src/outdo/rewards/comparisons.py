@@ -77,6 +77,20 @@ def comparison_loss(scores: Tensor, values: Sequence[float], loss: Loss = "pairs
     return -logsigmoid(scores[better] - scores[worse]).mean()
 
 
+def total_loss(
+    scores: Tensor, counts: Mapping[int, int], comparisons: Sequence[Comparison], loss: Loss
+) -> tuple[Tensor, Ranking]:
+    """Compute the sum of the losses of some comparisons, and their ranking.
+
+    `counts` has the number of scores of each of them, by its index, in the order of `scores`.
+    """
+    losses, ranking = [], Ranking()
+    for index, own in zip(counts, scores.split([*counts.values()]), strict=True):
+        losses.append(comparison_loss(own, comparisons[index].values, loss))
+        ranking += ranking_of(own.tolist(), comparisons[index].values)
+    return torch.stack(losses).sum(), ranking
+
+
 def is_useful(comparison: Comparison, loss: Loss) -> bool:
     """Return whether the loss has a gradient on this comparison."""
     return loss == "regression" or len(set(comparison.values)) > 1

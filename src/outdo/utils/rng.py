@@ -1,6 +1,8 @@
 """Random numbers without a state: every number is a function of a seed, a stream and a position."""
 
 import hashlib
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy
@@ -32,3 +34,14 @@ def uniforms(keys: NDArray[numpy.uint64], positions: NDArray[numpy.uint64]) -> N
     x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
     x = x ^ (x >> numpy.uint64(31))
     return (x >> numpy.uint64(11)).astype(numpy.float64) * 2.0**-53
+
+
+def shuffled_epochs(count: int, seed: int, purpose: str) -> Iterator[int]:
+    """Yield the indices 0 .. `count` − 1 in a random order, epoch after epoch, without end.
+
+    Each epoch has its own order, which depends only on `seed` and `purpose`.
+    """
+    positions = numpy.arange(count, dtype=numpy.uint64)
+    for epoch in itertools.count():
+        key = stream_key(seed, Stream(purpose, epoch, "", 0))
+        yield from uniforms(numpy.full_like(positions, key), positions).argsort(kind="stable").tolist()

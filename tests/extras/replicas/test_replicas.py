@@ -9,6 +9,7 @@ from replica_cases import (
     errors_of_two_kinds,
     errors_reach_all,
     memory_runs_out,
+    memory_runs_out_in_a_critic,
     one_hangs,
     parts_of_all_models,
     random_shares,
@@ -23,7 +24,14 @@ from replica_cases import (
 
 OF_THREE = [random_shares, random_shares_of_parts]
 MODELS = [parts_of_all_models, shares_of_a_critic, shares_of_a_divided_critic, divided_state, samples_of_parts]
-FAULTS = [memory_runs_out, weights_drift, errors_reach_all, errors_of_two_kinds, closed_runs]
+FAULTS = [
+    memory_runs_out,
+    memory_runs_out_in_a_critic,
+    weights_drift,
+    errors_reach_all,
+    errors_of_two_kinds,
+    closed_runs,
+]
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ class LockstepReplicas(Replicas):
 
     def in_lockstep(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Value]) -> list[Value]:
         """See `outdo.models.scorer.Division.in_lockstep`."""
-        with fatal_errors():
+        with fatal_errors("shorter answers, or fewer of them to a prompt, need less"):
             found = [(rows, compute(rows)) for rows in filled(self, micro_batches)]
         return [each for part in self.together(lambda: [each for rows, each in found if rows]) for each in part]
 
@@ -164,15 +164,13 @@ def filled(replicas: Replicas, micro_batches: Sequence[list[int]]) -> list[list[
 
 
 @contextmanager
-def fatal_errors() -> Iterator[None]:
+def fatal_errors(remedy: str = "a smaller `train.micro_batch_tokens` needs less") -> Iterator[None]:
     """Turn memory that runs out into an error that ends the run, and a lost connection into a `WorkerError`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
-            raise OutdoError(
-                f"memory does not suffice on this replica; a smaller `train.micro_batch_tokens` needs less ({error})"
-            ) from error
+            raise OutdoError(f"memory does not suffice on this replica; {remedy} ({error})") from error
         if any(backend in str(error).lower() for backend in ("gloo", "nccl")):
             with translated():
                 raise

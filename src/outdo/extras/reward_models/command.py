@@ -222,10 +222,15 @@ class RewardModelTraining:
 
     def state(self) -> dict[str, Any]:
         assert self.before is not None
-        return {"optimiser": self.model.optimiser.state(), "before": asdict(self.before)}
+        return {
+            "optimiser": self.model.optimiser.state(),
+            "micro_batch_tokens": self.model.micro_batch_state(),
+            "before": asdict(self.before),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.model.optimiser.load_state(state["optimiser"])
+        self.model.load_micro_batch_state(state.get("micro_batch_tokens", {}))
         self.before = Ranking(**state["before"])
 
 

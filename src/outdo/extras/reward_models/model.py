@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-import numpy
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -36,12 +35,12 @@ from outdo.models.loading import HEAD, base_of, load_classifier, load_tokenizer,
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_continuation, encode_prompt
 from outdo.models.rounding import probe_tokens
-from outdo.models.scorer import Division
-from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, comparison_loss, is_useful, ranking_of
+from outdo.models.scorer import BatchSizes, Division, MicroBatched
+from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, is_useful, ranking_of, total_loss
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.types.rows import pack_by_tokens
 from outdo.utils.errors import ModelError
-from outdo.utils.rng import Stream, stream_key, uniforms
+from outdo.utils.rng import shuffled_epochs
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -63,7 +62,7 @@ class FitStep:
 # ----------------------------------------------------------------------------------------------------------- the model
 
 
-class RewardModel:
+class RewardModel(MicroBatched):
     """A sequence classifier with one label, as a reward (`outdo.rewards.Reward`) that can be trained.
 
     Its input is the prompt in the chat template of its own tokenizer, if there is one, then the text of the answer and
@@ -71,13 +70,15 @@ class RewardModel:
     that is not padding; dropout is off, and all products are computed in float32.
 
     Args:
-        micro_batch_tokens: tokens computed at once, including padding.
+        micro_batch_tokens: tokens computed at once, including padding; fewer where memory does not suffice.
         template: text with `{prompt}` in it, for base models; it replaces the chat template.
         system: the first message, as for `encode_prompt`.
         base: with an adapter, the model that it belongs to.
         division: the processes among which the model is divided, if it is. All of them then score the same answers,
             and train on the same comparisons, at the same time: each computes a share of the rows.
     """
+
+    needs_less = "shorter answers, or fewer of them to a prompt, need less"
 
     def __init__(
         self,
@@ -92,10 +93,10 @@ class RewardModel:
         base: BaseModel | None = None,
         division: Division | None = None,
     ) -> None:
+        super().__init__(BatchSizes(micro_batch_tokens=micro_batch_tokens))
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
-        self.micro_batch_tokens = micro_batch_tokens
         self.template = template
         self.system = system
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings(lr=1e-5))
@@ -197,9 +198,8 @@ class RewardModel:
         def compute(indices: list[int]) -> tuple[list[int], Tensor]:
             return indices, self._scores_of([rows[index] for index in indices]).cpu()
 
-        order, budget = self._share(lengths), self.micro_batch_tokens
-        micro_batches = pack_by_tokens(order, lengths, range(len(rows)), budget, whole_groups=False)
-        for indices, found in self._each(micro_batches, compute):
+        order = self._share(lengths)
+        for indices, found in self._in_micro_batches(order, lengths, range(len(rows)), compute):
             scores[indices] = found
         return scores
 
@@ -226,14 +226,12 @@ class RewardModel:
                 scores.backward(torch.zeros_like(scores))  # the other processes exchange their gradients meanwhile
                 return 0.0, Ranking()
             counts = Counter(comparison_of[row] for row in micro_batch)  # rows of each comparison, all of them
-            total, ranking = _total_loss(scores, counts, comparisons, loss)
+            total, ranking = total_loss(scores, counts, comparisons, loss)
             mean = total / len(comparisons)
             mean.backward()
             return float(mean.detach()), ranking
 
-        budget = self.micro_batch_tokens
-        micro_batches = pack_by_tokens(range(len(rows)), lengths, comparison_of, budget, whole_groups=True)
-        results = self._each(micro_batches, compute)
+        results = self._in_micro_batches(range(len(rows)), lengths, comparison_of, compute, whole_groups=True)
         total = sum((value for value, _ in results), 0.0)
         return sum((ranking for _, ranking in results), Ranking()), {"loss": total} | self.optimiser.step(total)
 
@@ -261,11 +259,28 @@ class RewardModel:
         order = sorted(range(len(sizes)), key=sizes.__getitem__)
         return order if self.division is None else order[self.division.rank :: len(self.division)]
 
-    def _each(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Result]) -> list[Result]:
-        """Compute each micro-batch of this process; return the results, those of all processes if there are several."""
-        if self.division is None:
-            return [compute(each) for each in micro_batches]
-        return self.division.in_lockstep(micro_batches, compute)
+    def _in_micro_batches(
+        self,
+        order: Sequence[int],
+        lengths: Sequence[int],
+        groups: Sequence[int],
+        compute: Callable[[list[int]], Result],
+        *,
+        whole_groups: bool = False,
+    ) -> list[Result]:
+        """Compute the rows of this process; return the results, those of all processes if there are several.
+
+        For the arguments see `pack_by_tokens`.
+        """
+
+        def compute_all() -> list[Result]:
+            budget = self.batch_sizes.micro_batch_tokens
+            micro_batches = pack_by_tokens(order, lengths, groups, budget, whole_groups=whole_groups)
+            if self.division is None:
+                return [compute(each) for each in micro_batches]
+            return self.division.in_lockstep(micro_batches, compute)
+
+        return self._halving_on_oom(compute_all, self.model.zero_grad)
 
     def save(self, folder: Path) -> None:
         """Write a folder that `AutoModelForSequenceClassification.from_pretrained` and `RewardModel.load` read.
@@ -284,16 +299,21 @@ class RewardModel:
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
-        """Return the current weights, without frozen ones, and optimiser state, not copies.
+        """Return the current weights, without frozen ones, and optimiser state, not copies; the size of micro-batches.
 
         Raises `NonFiniteWeightsError` as `save` does.
         """
         self._check_finite()
-        return {"weights": state_without_base(self.model), "optimiser": self.optimiser.state()}
+        return {
+            "weights": state_without_base(self.model),
+            "optimiser": self.optimiser.state(),
+            "micro_batch_tokens": self.micro_batch_state(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         load_state_without_base(self.model, state["weights"])
         self.optimiser.load_state(state["optimiser"])
+        self.load_micro_batch_state(state.get("micro_batch_tokens", {}))
         self._check_finite()
 
     def _check_finite(self) -> None:
@@ -316,17 +336,6 @@ class RewardModel:
             reason = f"prompt and completion have {len(row)} tokens, and {self.name} has positions for {self.context}"
             return output_without_value(Status.failed, reason, self.name)
         return row
-
-
-def _total_loss(
-    scores: Tensor, counts: Mapping[int, int], comparisons: Sequence[Comparison], loss: Loss
-) -> tuple[Tensor, Ranking]:
-    """Return the sum of the losses of some comparisons, by index, and their ranking; `counts` are their rows."""
-    losses, ranking = [], Ranking()
-    for index, own in zip(counts, scores.split([*counts.values()]), strict=True):
-        losses.append(comparison_loss(own, comparisons[index].values, loss))
-        ranking += ranking_of(own.tolist(), comparisons[index].values)
-    return torch.stack(losses).sum(), ranking
 
 
 def _attached(model: PreTrainedModel, facts: ModelFacts, new: "PeftConfig | None", seed: int) -> BaseModel | None:
@@ -380,14 +389,3 @@ def fit(
     for step in range(start, steps + 1):
         ranking, metrics = model.update([useful[index] for index in itertools.islice(order, batch)], loss)
         yield FitStep(index=step, ranking=ranking, metrics=metrics)
-
-
-def shuffled_epochs(count: int, seed: int, purpose: str) -> Iterator[int]:
-    """Yield the indices 0 .. `count` − 1 in a random order, epoch after epoch, without end.
-
-    Each epoch has its own order, which depends only on `seed` and `purpose`.
-    """
-    positions = numpy.arange(count, dtype=numpy.uint64)
-    for epoch in itertools.count():
-        key = stream_key(seed, Stream(purpose, epoch, "", 0))
-        yield from uniforms(numpy.full_like(positions, key), positions).argsort(kind="stable").tolist()

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, get_args
 
-from outdo.extras.reward_models.model import BASE_WEIGHTS, BaseWeights, RewardModel, fit, shuffled_epochs
+from outdo.extras.reward_models.model import BASE_WEIGHTS, BaseWeights, RewardModel, fit
 from outdo.models.inspect_folder import REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.optimiser import OptimiserSettings
@@ -17,6 +17,7 @@ from outdo.rewards.loading import load_reward
 from outdo.rewards.types import FailureCount, RewardInput, RewardOutput, Status, reward_input
 from outdo.types import Group, Rollout
 from outdo.utils.errors import UserError
+from outdo.utils.rng import shuffled_epochs
 
 MAX_FAILED_LABELS = 0.5
 """The share of a step's labels that may fail; with more the run stops, as it does for rewards."""
