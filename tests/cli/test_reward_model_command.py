@@ -173,6 +173,20 @@ def test_columns_format_and_kind_are_found_and_the_first_comparison_is_shown(tra
     ]
 
 
+def test_a_template_is_kept_with_the_reward_model_until_another_one_is_given(trained, pairs, tmp_path, chat_model):
+    def read(**how):
+        lines = trained(pairs, steps=1, **how).splitlines()
+        return lines[lines.index("the first comparison, as the model reads it; value 1:") + 1]
+
+    first = read(model=chat_model, template="(({prompt}))=")
+    assert re.fullmatch(r"\(\(\d+\?\)\)=\d+<\|end\|>", first)
+    assert read(model=tmp_path / "reward", out=tmp_path / "further") == first
+    reward = load_reward_model(RewardContext(), path=str(tmp_path / "further"), device="cpu")
+    assert reward.tokenizer.decode(reward.encode("7?", "312")) == "((7?))=312<|end|>"
+    options = read(model=tmp_path / "reward", out=tmp_path / "options", template="{enable_thinking = false}")
+    assert options.startswith("<|user|>")
+
+
 def test_a_held_out_prompt_is_not_trained_on():
     asked = [Comparison(prompt=f"{n % 20}", completions=(str(n), "x"), values=(1, 0)) for n in range(100)]
     train, apart = hold_out(asked, 0.2, seed=0)

@@ -70,6 +70,15 @@ def test_its_folder_is_that_of_peft_and_gives_the_same_scores(policy: Path, tmp_
         assert of_peft(row).logits[0, 0] == pytest.approx(float(scores(model)[0]), abs=1e-6)
 
 
+def test_its_folder_keeps_the_template_that_it_was_trained_with(policy: Path, tmp_path: Path):
+    model = RewardModel.from_policy(policy, device="cpu", adapter=LORA, template="(({prompt}))=")
+    model.save(tmp_path / "reward")
+    assert not (tmp_path / "reward/config.json").exists()
+    loaded = RewardModel.load(tmp_path / "reward", device="cpu")
+    assert loaded.template == "(({prompt}))="
+    assert scores(loaded).equal(scores(model))
+
+
 @pytest.mark.parametrize(
     ("stored", "rounding"),
     [

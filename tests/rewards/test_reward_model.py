@@ -130,6 +130,27 @@ def test_a_completion_that_is_too_long_fails_and_the_others_are_scored(saved):
 # ----------------------------------------------------------------------------------------------------------- loading
 
 
+def test_a_folder_keeps_the_template_that_its_model_was_trained_with(policy, tmp_path):
+    first, plain = (
+        RewardModel.from_policy(policy, device="cpu", template=text) for text in ("{system}(({prompt}))=", None)
+    )
+    first.system = "Add: "
+    first.save(tmp_path / "first")
+    in_a_recipe = reward_model(RewardContext(), path=str(tmp_path / "first"), device="cpu")
+    in_a_recipe.save(tmp_path / "second")  # trained further, say
+    loaded = RewardModel.load(tmp_path / "second", device="cpu")
+    expected = first.encode("7+8", "15")
+    assert first.tokenizer.decode(expected) == "Add: ((7+8))=15<|end|>"
+    assert in_a_recipe.encode("7+8", "15") == loaded.encode("7+8", "15") == expected
+    assert values(in_a_recipe(inputs_for("15", prompt="7+8"))) == values(first(inputs_for("15", prompt="7+8")))
+    given = RewardModel.load(tmp_path / "second", device="cpu", template="{prompt}?")
+    assert given.encode("7+8", "15") == plain.encode("7+8?", "15")
+    given.save(tmp_path / "third")
+    assert RewardModel.load(tmp_path / "third", device="cpu").template == "{prompt}?"
+    plain.save(tmp_path / "plain")
+    assert "outdo" not in (tmp_path / "plain/tokenizer_config.json").read_text(encoding="utf-8")
+
+
 def test_a_new_head_depends_only_on_its_seed(policy):
     first, again, other = (RewardModel.from_policy(policy, device="cpu", seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.model.score.weight, again.model.score.weight)

@@ -289,6 +289,8 @@ def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfi
     architecture = inspect_folder(model, EITHER).architecture or ""
     load = RewardModel.load if architecture.endswith(REWARD_MODEL.endings) else RewardModel.from_policy
     reward = load(model, **how)
+    if options:  # of the chat template, which a text that the folder keeps would replace
+        reward.template = None
     set_chat_options(reward.tokenizer, options)
     return reward
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from outdo.extras.reward_models.kept_prompt import keep_prompt, kept_prompt
 from outdo.models.adapter import (
     attach,
     has_adapter,
@@ -71,8 +72,9 @@ class RewardModel(MicroBatched):
 
     Args:
         micro_batch_tokens: tokens computed at once, including padding; fewer where memory does not suffice.
-        template: text with `{prompt}` in it, for base models; it replaces the chat template.
-        system: the first message, as for `encode_prompt`.
+        template: text with `{prompt}` in it, for base models; it replaces the chat template. None: the one of the
+            training, which `save` keeps in the folder.
+        system: the first message, as for `encode_prompt`; it is kept as the template is.
         base: with an adapter, the model that it belongs to.
         division: the processes among which the model is divided, if it is. All of them then score the same answers,
             and train on the same comparisons, at the same time: each computes a share of the rows.
@@ -97,8 +99,7 @@ class RewardModel(MicroBatched):
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
-        self.template = template
-        self.system = system
+        self.template, self.system = kept_prompt(tokenizer, template=template, system=system)
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings(lr=1e-5))
         self.context = max_context(model)
         self._end: Any = tokenizer.eos_token_id
@@ -296,6 +297,7 @@ class RewardModel(MicroBatched):
         else:
             with without_bars():
                 self.model.save_pretrained(folder)
+        keep_prompt(self.tokenizer, template=self.template, system=self.system)
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
