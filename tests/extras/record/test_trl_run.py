@@ -84,18 +84,33 @@ def logprobs(trainer: GRPOTrainer, weights: dict[str, Tensor], prompt: list[int]
     return logits.log_softmax(-1)[range(len(ids)), ids].tolist()
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GRPOTrainer, Weights]:
-    """Three steps, recorded."""
-    folder, weights = tmp_path_factory.mktemp("trl"), Weights()
-    trainer = trainer_of(folder)
+Run = tuple[Path, GRPOTrainer, Weights]
+
+
+def recorded(folder: Path, **options: Any) -> Run:
+    """A run of TRL, recorded, and its weights before and after each step."""
+    weights = Weights()
+    trainer = trainer_of(folder, **options)
     trainer.add_callback(TrlRecord(trainer, folder / "run", top=3))
     trainer.add_callback(weights)
     trainer.train()
     return folder / "run", trainer, weights
 
 
-def test_every_step_is_recorded_with_its_groups(run: tuple[Path, GRPOTrainer, Weights]) -> None:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps, each on its own generation."""
+    return recorded(tmp_path_factory.mktemp("trl"))
+
+
+@pytest.fixture(scope="module")
+def reused(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Four steps on one generation: TRL shuffles it, trains a half in each step, and goes twice over it."""
+    options = {"max_steps": 4, "steps_per_generation": 4, "num_iterations": 2, "logging_steps": 1}
+    return recorded(tmp_path_factory.mktemp("reused"), **options)
+
+
+def test_every_step_is_recorded_with_its_groups(run: Run) -> None:
     folder, _, _ = run
     assert parquet.recorded_steps(folder) == [1, 2, 3]
     for step in (1, 2, 3):
@@ -106,16 +121,25 @@ def test_every_step_is_recorded_with_its_groups(run: tuple[Path, GRPOTrainer, We
         assert {row["answer"] for row in rows} == {QUESTIONS[row["prompt"]] for row in rows}
 
 
-def test_log_probabilities_match_the_weights_before_and_after(run: tuple[Path, GRPOTrainer, Weights]) -> None:
+def match_the_weights(run: Run, steps: range) -> None:
+    """Compare the log-probabilities of the record with those of the weights before and after each step."""
     folder, trainer, weights = run
-    for step in (1, 2, 3):
+    for step in steps:
         for row in parquet.read(folder, step).to_pylist():
             for name, kept in (("old_logprobs", weights.kept[step - 1]), ("new_logprobs", weights.kept[step])):
                 expected = logprobs(trainer, kept, row["prompt_token_ids"], row["token_ids"])
                 assert row[name] == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_most_probable_tokens_match_the_log_probabilities(run: tuple[Path, GRPOTrainer, Weights]) -> None:
+def test_log_probabilities_match_the_weights_before_and_after(run: Run) -> None:
+    match_the_weights(run, range(1, 4))
+
+
+def test_old_is_the_policy_before_the_step_also_where_an_older_one_generated(reused: Run) -> None:
+    match_the_weights(reused, range(1, 5))
+
+
+def test_the_most_probable_tokens_match_the_log_probabilities(run: Run) -> None:
     folder, _, _ = run
     sampled = 0
     for row in [row for step in (1, 2, 3) for row in parquet.read(folder, step).to_pylist()]:
@@ -131,7 +155,7 @@ def test_the_most_probable_tokens_match_the_log_probabilities(run: tuple[Path, G
     assert sampled > 10
 
 
-def test_rewards_stay_with_their_completions(run: tuple[Path, GRPOTrainer, Weights]) -> None:
+def test_rewards_stay_with_their_completions(run: Run) -> None:
     folder, _, _ = run
     for step in (1, 2, 3):
         rows = parquet.read(folder, step).to_pylist()
@@ -167,7 +191,7 @@ def test_other_training_options_are_recorded(tmp_path: Path, options: dict[str, 
         assert all(set(row["clip"]) <= {"truncated", "environment"} and len(row["token_ids"]) == 6 for row in cut)
 
 
-def test_a_resumed_run_deletes_later_records(run: tuple[Path, GRPOTrainer, Weights], tmp_path: Path) -> None:
+def test_a_resumed_run_deletes_later_records(run: Run, tmp_path: Path) -> None:
     folder, trainer, _ = run
     shutil.copytree(folder, tmp_path / "run")
     resumed = TrlRecord(trainer, tmp_path / "run")
@@ -176,7 +200,7 @@ def test_a_resumed_run_deletes_later_records(run: tuple[Path, GRPOTrainer, Weigh
     assert [line["step"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1]
 
 
-def test_an_unknown_loss_needs_an_objective(run: tuple[Path, GRPOTrainer, Weights], tmp_path: Path) -> None:
+def test_an_unknown_loss_needs_an_objective(run: Run, tmp_path: Path) -> None:
     _, trainer, _ = run
     trainer.args.loss_type = "another"
     with pytest.raises(ValueError, match="loss_type 'another'"):

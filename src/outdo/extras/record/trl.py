@@ -46,11 +46,12 @@ MODEL_INPUTS = (
 class TrlRecord(TrainerCallback):
     """Records every `every`-th optimiser step of a GRPOTrainer in `folder`.
 
-    A recorded step costs two forward passes over its completions, without gradients: one before the optimiser step,
-    unless TRL has kept these log-probabilities, and one after it. The pushes are those of `objective`, by default the
-    one of the trainer's arguments. `answer` is the column of the dataset with the expected answers, if there is one.
-    With `top`, that many most probable tokens are recorded at each token, before and after the step; this costs two
-    further forward passes, one completion at a time.
+    A recorded step costs two forward passes over its completions, without gradients: one before the optimiser step and
+    one after it. The pushes are those of `objective`, by default the one of the trainer's arguments, at the policy
+    before the step: where TRL takes several steps on one generation, its ratio to the policy that generated is not in
+    them. `answer` is the column of the dataset with the expected answers, if there is one. With `top`, that many most
+    probable tokens are recorded at each token, before and after the step; this costs two further forward passes, one
+    completion at a time.
 
     It also continues a run that TRL resumes: when training begins, what was recorded after the checkpoint is deleted.
 
@@ -105,9 +106,8 @@ class TrlRecord(TrainerCallback):
         if step % self.every == 0:
             buffered = self.trainer._buffered_inputs
             inputs = buffered[(self.trainer._step - 1) % len(buffered)]
-            old, entropy = inputs.get("old_per_token_logps"), None
-            if old is None:
-                old, entropy = self._measure(inputs)
+            # TRL's `old_per_token_logps` are of the policy that generated, which can be several steps older.
+            old, entropy = self._measure(inputs)
             self._micro_batches.append(_MicroBatch(inputs, old, entropy, self._top_tokens(inputs)))
 
     @torch.no_grad()
@@ -168,7 +168,7 @@ class _MicroBatch:
 
     inputs: Mapping[str, Any]
     old: Tensor  # [b, t]
-    entropy: Tensor | None  # [b, t]
+    entropy: Tensor  # [b, t]
     top: list[list[Top]] | None  # [b][t]
 
 
