@@ -132,7 +132,12 @@ class Group:
         if not rewards:
             return False
         rewards += [] if self.baseline is None else [self.baseline]
-        return not math.isclose(min(rewards), max(rewards), rel_tol=1e-6, abs_tol=1e-9)
+        return differ(rewards)
+
+
+def differ(rewards: Sequence[float]) -> bool:
+    """Return whether two of the rewards differ by more than rounding."""
+    return not math.isclose(min(rewards), max(rewards), rel_tol=1e-6, abs_tol=1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

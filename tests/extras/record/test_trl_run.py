@@ -1,7 +1,9 @@
 """A real run of TRL writes the record, and its numbers are those of the model before and after each step."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -167,6 +169,21 @@ def test_rewards_stay_with_their_completions(run: Run) -> None:
             members = [row for row in rows if row["group"] == group]
             by_reward = sorted(members, key=lambda row: row["reward"])
             assert [row["advantage"] for row in by_reward] == sorted(row["advantage"] for row in members)
+
+
+def test_the_spread_of_rewards_is_that_of_whole_groups_where_a_step_trains_on_parts(reused: Run) -> None:
+    folder, trainer, _ = reused
+    of_steps = [parquet.read(folder, step).to_pylist() for step in (1, 2)]  # all of the generation
+    rewards: dict[str, list[float]] = {}
+    for row in of_steps[0] + of_steps[1]:
+        rewards.setdefault(row["prompt"], []).append(row["reward"])
+    assert {len(each) for each in rewards.values()} == {SIZE}
+    for rows, line in zip(of_steps, read_metrics(folder / "metrics.jsonl"), strict=False):
+        answers = Counter(row["prompt"] for row in rows)
+        assert min(answers.values()) < SIZE
+        assert line["num_groups"] == len(answers)
+        assert line["reward_std"] == pytest.approx(mean(stdev(rewards[prompt]) for prompt in answers))
+        assert line["frac_reward_zero_std"] == trainer.state.log_history[0]["frac_reward_zero_std"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ Then `outdo inspect runs/mine` shows what was trained. A step of the record is a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean
 from outdo.extras.record.external import TokenValues, Top, record_step, rewind
 from outdo.models.logprobs import top_tokens
+from outdo.types.rollouts import differ
 
 OUTCOMES_KEY = "outdo"
 """The key under which TRL's batches keep what they otherwise drop: rewards, and columns of the dataset."""
@@ -52,6 +54,9 @@ class TrlRecord(TrainerCallback):
     them. `answer` is the column of the dataset with the expected answers, if there is one. With `top`, that many most
     probable tokens are recorded at each token, before and after the step; this costs two further forward passes, one
     completion at a time.
+
+    TRL shuffles a generation, so that a step can train on a part of a group: `num_groups`, `reward_std` and
+    `frac_reward_zero_std` are those of the whole groups that have an answer in the step.
 
     It also continues a run that TRL resumes: when training begins, what was recorded after the checkpoint is deleted.
 
@@ -146,7 +151,7 @@ class TrlRecord(TrainerCallback):
 
     def _write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        rewards, parts = columns.pop("rewards"), columns.pop("reward_parts")
+        rewards, parts, groups = (columns.pop(name) for name in ("rewards", "reward_parts", "group_rewards"))
         known: dict[str, Any] = {name: values for name, values in columns.items() if any(v is not None for v in values)}
         tokens = TokenValues(**{field.name: known.pop(field.name, None) for field in fields(TokenValues)})
         record_step(
@@ -158,6 +163,7 @@ class TrlRecord(TrainerCallback):
             temperature=self.trainer.temperature,
             objective=self.objective,
             tokens=tokens,
+            metrics=_spread_metrics(groups),
             **known,
         )
 
@@ -195,7 +201,7 @@ def _rows(micro_batch: _MicroBatch, new: Tensor, new_top: list[list[Top]] | None
                 name: None if top is None else top[b][: kept["length"]]
                 for name, top in (("old_top", micro_batch.top), ("new_top", new_top))
             },
-            **{name: kept[name] for name in ("rewards", "reward_parts", "answers", "truncated")},
+            **{name: kept[name] for name in ("rewards", "reward_parts", "group_rewards", "answers", "truncated")},
         }
         for b, kept in enumerate(inputs[OUTCOMES_KEY])
     ]
@@ -208,9 +214,16 @@ def _keep_outcomes(trainer: Any, answer: str) -> None:
     def generate_and_keep(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         inputs = generate(examples)
         scores = {name: list(values)[-len(examples) :] for name, values in trainer._logs["rewards"].items()}
+        weights, size = trainer.reward_weights.tolist(), trainer.num_generations
+        outcomes = [
+            _outcome({name: values[b] for name, values in scores.items()}, weights) for b in range(len(examples))
+        ]
+        rewards = [each["rewards"] for each in outcomes]
+        groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
         inputs[OUTCOMES_KEY] = [
             {
-                **_outcome({name: values[b] for name, values in scores.items()}, trainer.reward_weights.tolist()),
+                **outcomes[b],
+                "group_rewards": groups[b // size],
                 **_ending(trainer, inputs["completion_ids"][b], inputs["completion_mask"][b]),
                 "answers": example.get(answer),
             }
@@ -226,6 +239,22 @@ def _outcome(scores: Mapping[str, float], weights: Sequence[float]) -> dict[str,
     parts = {name: None if score != score else score for name, score in scores.items()}
     known = [weight * part for weight, part in zip(weights, parts.values(), strict=True) if part is not None]
     return {"rewards": sum(known) if known else None, "reward_parts": parts}
+
+
+def _spread_metrics(groups: Sequence[Sequence[float | None]]) -> dict[str, float]:
+    """Return the metrics of the spread of the rewards in the groups of some answers: one list per group, by identity.
+
+    They are those of `step_metrics`, which knows only the answers of a step.
+    """
+    distinct = {id(rewards): rewards for rewards in groups}.values()
+    scored = [known for rewards in distinct if (known := [reward for reward in rewards if reward is not None])]
+    if not scored:
+        return {}
+    return {
+        "num_groups": float(len(scored)),
+        "reward_std": mean(stdev(rewards) if len(rewards) > 1 else 0.0 for rewards in scored),
+        "frac_reward_zero_std": mean(float(not differ(rewards)) for rewards in scored),
+    }
 
 
 def _ending(trainer: Any, ids: Tensor, mask: Tensor) -> dict[str, Any]:
