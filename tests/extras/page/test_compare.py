@@ -7,10 +7,12 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy
+import pyarrow
 import pytest
 import torch
 from encoded_pages import unpack
@@ -20,8 +22,11 @@ from transformers import AutoModelForCausalLM
 
 from outdo.extras.page import command as inspect
 from outdo.extras.page.command import InspectArguments
-from outdo.extras.page.compare import rescore
+from outdo.extras.page.compare import logprobs, rescore
+from outdo.extras.page.encode import beginning
+from outdo.extras.page.select import select_rows
 from outdo.extras.record import parquet
+from outdo.extras.record.table import FORKS
 from outdo.models.policy import Policy
 from outdo.run.checkpoints import checkpoint
 from outdo.run.display import Display
@@ -74,6 +79,48 @@ def test_the_same_text_under_two_checkpoints_equals_plain_transformers(compared:
             plain = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(ids)[:, None]).squeeze(1)
             numpy.testing.assert_allclose(row[f"{name}_logprobs"], plain.numpy(), atol=2e-5)
     assert found["a_logprobs"] != found["b_logprobs"]
+
+
+def test_a_long_completion_is_scored_before_its_middle_is_left_out(compared: Path):
+    a, b = (compared / "checkpoints" / f"step_{step:06d}" for step in (2, 6))
+    shown = select_rows(compared, 4, tokens=80, rescore=partial(rescore, a=a, b=b, device="cpu")).table.to_pylist()
+    assert max(row["omitted"] for row in shown) > 0
+    table = parquet.read(compared, 4)
+    whole = {(row["group"], row["rollout"]): row for row in rescore(table, a=a, b=b, device="cpu").to_pylist()}
+    for row in shown:
+        kept = len(row["token_ids"])
+        places = [n if n < beginning(kept) else n + row["omitted"] for n in range(kept)]
+        for name in ("token_ids", "a_logprobs", "b_logprobs"):
+            expected = whole[row["group"], row["rollout"]][name]
+            assert row[name] == pytest.approx([expected[place] for place in places], abs=2e-5), name
+
+
+def test_each_conversation_of_an_episode_is_scored_after_its_own_tokens(compared: Path):
+    model = compared / "checkpoints/step_000002"
+    prompt, ids = [4, 5, 6], list(range(20, 50))
+    forks = [{"token": 10, "after": -1}, {"token": 20, "after": 4}, {"token": 25, "after": None}]
+    table = pyarrow.table(
+        {
+            "group": [0, 0],
+            "prompt_token_ids": [prompt] * 2,
+            "token_ids": [ids] * 2,
+            "temperature": [1.0] * 2,
+            "forks": pyarrow.array([forks, None], FORKS),
+        }
+    )
+    forked, plain = logprobs(table, model, device="cpu")
+    conversations = [[*prompt, *ids[:10]], [*prompt, *ids[10:20]], [*prompt, *ids[:5], *ids[20:25]], ids[25:]]
+    expected = [under(model, read) for read in conversations]
+    own = [expected[0][2:], expected[1][2:], expected[2][7:], [numpy.nan], expected[3]]
+    numpy.testing.assert_allclose(plain, under(model, [*prompt, *ids])[2:], atol=2e-5)
+    numpy.testing.assert_allclose(forked, numpy.concatenate(own), atol=2e-5)
+
+
+def under(model: Path, ids: list[int]) -> numpy.ndarray:
+    """The log-probabilities of a text but for its first token, by plain transformers."""
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([ids])).logits[0].float()
+    return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1).numpy()
 
 
 def test_the_page_has_both_columns_of_the_step(compared: Path, tmp_path: Path):

@@ -295,10 +295,10 @@ def test_the_ten_largest_moves_match_the_record(opened: Page, rows: list[Row], t
 
 def test_the_page_compares_the_same_text_under_two_checkpoints(page: Page, page_of, small_run: Path, rows: list[Row]):
     def rescore(table: pyarrow.Table) -> pyarrow.Table:
-        likelier = [[value + 0.25 for value in row] for row in table["old_logprobs"].to_pylist()]
-        return table.append_column("a_logprobs", table["old_logprobs"]).append_column(
-            "b_logprobs", pyarrow.array(likelier, pyarrow.list_(pyarrow.float32()))
-        )
+        for name, value in (("a_logprobs", -1.0), ("b_logprobs", -0.75)):
+            lists = [[value] * len(row) for row in table["token_ids"].to_pylist()]
+            table = table.append_column(name, pyarrow.array(lists, pyarrow.list_(pyarrow.float32())))
+        return table
 
     shown = View(comparison=CheckpointComparison(step=4, a="step_20", b="step_80", rescore=rescore))
     open_page(page, page_of(small_run, shown=shown))

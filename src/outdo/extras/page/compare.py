@@ -3,7 +3,7 @@
 This is the only module of the page that needs torch, because it runs models.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import pyarrow
 import torch
 
 from outdo.extras.page.encode import Table
-from outdo.extras.page.select import CheckpointComparison
+from outdo.extras.page.select import SCORED_COLUMNS, CheckpointComparison
 from outdo.models.attention.choice import choose_forward
 from outdo.models.device import choose_device
 from outdo.models.loading import load_model
 from outdo.models.scorer import BatchSizes, Scorer
 from outdo.run.checkpoints import checkpoint
 from outdo.types import Batch
+from outdo.types.rows import previous_columns
 from outdo.utils.errors import CheckpointError
 
 
@@ -44,13 +45,18 @@ def rescore(table: Table, *, a: Path, b: Path, device: str = "auto") -> Table:
 
 
 def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
-    """Compute log π of every token of the completions in `table`: one float32 array [tokens] per row."""
+    """Compute log π of every token of the completions in `table`: one float32 array [tokens] per row.
+
+    It is NaN for a token that begins a conversation anew: nothing is before it.
+    """
     if not len(table):
         return []
     batch, order = _batch(table)
     chosen, _ = choose_device(device)
     scorer = Scorer(choose_forward(load_model(model, device=chosen).requires_grad_(False)), BatchSizes())
     scores = scorer.logprobs(batch)
+    if batch.previous is not None:
+        scores = scores.where(batch.previous >= 0, torch.nan)
     values: list[Any] = [None] * len(order)
     lengths = batch.attention_mask.sum(1)
     for row, place in enumerate(order):
@@ -60,8 +66,7 @@ def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
 
 def _batch(table: Table) -> tuple[Batch, Sequence[int]]:
     """Return the completions as a batch that scores all of their tokens, and the table row of each batch row."""
-    names = ("group", "prompt_token_ids", "token_ids", "temperature")
-    rows = table.select([name for name in names if name in table.column_names]).to_pylist()
+    rows = table.select([name for name in SCORED_COLUMNS if name in table.column_names]).to_pylist()
     members: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
         members.setdefault(row["group"], []).append(place)
@@ -72,4 +77,14 @@ def _batch(table: Table) -> tuple[Batch, Sequence[int]]:
         group=[number for number, same in members.items() for _ in same],
         temperature=[rows[place].get("temperature") or 1.0 for place in places],
     )
-    return batch, places
+    forks = [_forks(rows[place]) for place in places]
+    return batch.with_(previous=previous_columns(forks, batch.token_ids.shape[1])), places
+
+
+def _forks(row: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the forks of a row of the record (`record.table.FORKS`) in the form of `previous_columns`."""
+    start = len(row["prompt_token_ids"])
+    return [
+        (start + fork["token"], -1 if fork["after"] is None else start + fork["after"])
+        for fork in row.get("forks") or ()
+    ]

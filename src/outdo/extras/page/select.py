@@ -8,6 +8,7 @@ import base64
 import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow
 from pyarrow import parquet
 
 from outdo.extras.page.encode import FLOATS, TOP_COLUMNS, Array, Table, beginning, lengths_of, pack
-from outdo.extras.page.turns import turns_of
+from outdo.extras.page.turns import Read, turns_of
 from outdo.extras.record import parquet as files
 from outdo.run.folder.run_files import file_inside
 from outdo.utils.errors import RunFolderError
@@ -39,6 +40,9 @@ SHOWN_COLUMNS = (
 )
 """Columns of the record that the page shows, and those of them with one entry per completion token."""
 
+SCORED_COLUMNS = ("group", "prompt_token_ids", "token_ids", "forks", "temperature")
+"""Columns of the record that say what a model has to score."""
+
 MOST_ENTRIES, LARGEST_COLUMN = 2**25, 2**29
 """The maximum entries and bytes of a column: 33 million tokens in one step."""
 
@@ -49,6 +53,7 @@ COMPRESSION = 6
 """The level of gzip: level 9 takes three times as long, and saves one percent."""
 
 Rescore = Callable[[Table], Table]
+"""Adds the columns `a_logprobs` and `b_logprobs` to rows of a record with its `SCORED_COLUMNS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class CheckpointComparison:
     step: int
     a: str
     b: str
-    rescore: Rescore  # adds the columns a_logprobs and b_logprobs to rows of the record
+    rescore: Rescore
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
@@ -155,9 +160,9 @@ def encoded_step(
     Raises: RunFolderError with the name of the file if it is damaged.
     """
     try:
-        rows = select_rows(folder, step, groups=groups, tokens=tokens)
-        table = rows.table if comparison is None else comparison.rescore(rows.table)
-        content = pack(table)
+        rescore = None if comparison is None else comparison.rescore
+        rows = select_rows(folder, step, groups=groups, tokens=tokens, rescore=rescore)
+        content = pack(rows.table)
     except READ_ERRORS as error:
         raise RunFolderError(f"{files.path_of(folder, step)}: {str(error).splitlines()[0]}") from error
     blob = base64.b64encode(gzip.compress(content, COMPRESSION, mtime=0)).decode()
@@ -165,11 +170,15 @@ def encoded_step(
     return {"step": step, "why": why, "groups_in_all": rows.groups, "tokens": shown, "blob": blob}
 
 
-def select_rows(folder: Path, step: int, *, groups: int | None = None, tokens: int = STEP_TOKENS) -> SelectedRows:
+def select_rows(
+    folder: Path, step: int, *, groups: int | None = None, tokens: int = STEP_TOKENS, rescore: Rescore | None = None
+) -> SelectedRows:
     """Read whole groups of a step, measured and mixed ones first: `groups` of them, or as many as fit `tokens` tokens.
 
     If the first group alone has more tokens, only the beginning and the end of its completions are shown. The column
     `omitted` has the number of tokens left out of each completion, and `turns` the parts of episodes of several turns.
+    `rescore` adds its two columns; it gets whole completions, because each token is scored after those before it.
+
     Raises what `READ_ERRORS` lists, and RunFolderError.
     """
     path = file_inside(folder, files.path_of(folder, step))
@@ -190,11 +199,18 @@ def select_rows(folder: Path, step: int, *, groups: int | None = None, tokens: i
             yield name, whole.filter(shown)
 
     columns = {}
-    for name, column in read(SHOWN_COLUMNS):
+    for name, column in chain(read(SHOWN_COLUMNS), _scores(read, rescore)):
         if most is not None and name == "token_ids":
             columns["omitted"] = pyarrow.array(numpy.maximum(0, lengths_of({name: column}, name) - most))
         columns[name] = _shortened(column, most) if most is not None and name in TOKEN_COLUMNS else column
     return SelectedRows(table=pyarrow.table(columns | turns_of(read)), groups=len(set(numbers.tolist())))
+
+
+def _scores(read: Read, rescore: Rescore | None) -> Iterator[tuple[str, Any]]:
+    """Yield the two columns of `rescore`, of whole completions; nothing without it."""
+    if rescore is not None:
+        table = rescore(pyarrow.table(dict(read(SCORED_COLUMNS))))
+        yield from ((name, table[name]) for name in ("a_logprobs", "b_logprobs"))
 
 
 def _check_column_sizes(path: Path) -> None:
