@@ -25,6 +25,12 @@ def test_the_mismatch_of_four_tokens():
     assert found["sampling/effective_sample_size"] == pytest.approx(expected, abs=1e-6)
 
 
+def test_tokens_without_a_known_log_probability_are_left_out():
+    engine, trainer = torch.tensor([-1.0, math.nan, -1.0, -1.0]), torch.tensor([-1.0, -1.0, -3.0, math.nan])
+    assert mismatch_metrics(engine, trainer) == mismatch_metrics(engine[[0, 2]], trainer[[0, 2]])
+    assert mismatch_metrics(engine[1:2], trainer[1:2]) == {}
+
+
 def test_the_percentile_leaves_out_one_token_of_a_hundred():
     trainer = torch.zeros(200)
     trainer[:2] = 3.0

@@ -19,8 +19,13 @@ def mismatch_metrics(engine: Tensor, trainer: Tensor) -> dict[str, float]:
 
     The effective sample size is (Σw)² / (n Σw²) of the weights w = π_old / π_rollout: the share of the tokens that
     would tell as much if they came from the policy itself.
+
+    Tokens with NaN, whose log-probability is not known, are left out; empty if it is not known for any token.
     """
     log_w = (trainer - engine).double()
+    log_w = log_w[~log_w.isnan()]
+    if not len(log_w):
+        return {}
     gap, weight = log_w.abs(), log_w.exp()
     return {
         "sampling/sampling_logp_difference/mean": float(gap.mean()),
