@@ -1,11 +1,14 @@
 """A loop that is not outdo's writes the record that outdo would have written."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from torch import Tensor
 
 from outdo.algorithms.advantages import group_standardised, per_token
@@ -146,6 +149,40 @@ def test_texts_and_rewards_are_sufficient(tmp_path: Path) -> None:
     assert line["reward"] == 1.0
     assert line["mine"] == 0.5
     assert None not in line.values()
+
+
+@pytest.mark.parametrize("form", [numpy.asarray, torch.tensor, lambda values: [*numpy.asarray(values)]])
+def test_numbers_of_numpy_and_torch_are_recorded_like_those_of_python(tmp_path: Path, form: Any) -> None:
+    def written(folder: Path, numbers: Any, verdicts: Any) -> list[dict[str, Any]]:
+        given = {"prompts": ["a", "a"], "completions": ["12", "34"], "answers": numbers([4, 5])}
+        values = {"advantages": numbers([1.0, -1.0]), "old_logprobs": numbers([[-0.5, -1.0], [-2.0, -0.25]])}
+        parts = {"exact": verdicts, "length": numbers([0.5, 0.25])}
+        record(folder, step=1, tokenizer=TOKENIZER, rewards=verdicts, reward_parts=parts, **given, **values)
+        return parquet.read(folder, 1).to_pylist()
+
+    expected = written(tmp_path / "python", list, [True, False])
+    assert [row["right"] for row in expected] == [True, False]
+    assert written(tmp_path / "form", lambda values: in_float32(form(values)), form([True, False])) == expected
+
+
+def in_float32(values: Any) -> Any:
+    """As a model computes it."""
+    if isinstance(values, list):
+        return [in_float32(each) for each in values]
+    if isinstance(values, Tensor):
+        return values.float() if values.is_floating_point() else values
+    return values.astype(numpy.float32) if numpy.issubdtype(values.dtype, numpy.floating) else values
+
+
+def test_without_log_probabilities_of_the_engine_there_is_no_mismatch(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"prompts": ["a", "a"], "completions": ["1", "2"], "rewards": [1.0, 0.0]}
+    known: dict[str, Any] = {"advantages": [1.0, -1.0], "old_logprobs": [[-0.5], [-0.5]]}
+    record(tmp_path, step=1, tokenizer=TOKENIZER, **given, **known)
+    record(tmp_path, step=2, tokenizer=TOKENIZER, **given, **known, rollout_logprobs=[[-1.0], [math.nan]])
+    first, second = read_metrics(tmp_path / "metrics.jsonl")
+    assert not [name for name in first if name.startswith("sampling/")]
+    assert second["sampling/sampling_logp_difference/far"] == 1.0
+    assert second["sampling/sampling_logp_difference/mean"] == 0.5
 
 
 def test_all_inconsistencies_are_reported_at_once(tmp_path: Path) -> None:

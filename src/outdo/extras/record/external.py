@@ -21,7 +21,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -42,8 +44,8 @@ from outdo.utils.text import counted
 Text = str | Sequence[int]
 """A text, or its token ids."""
 
-Numbers = Tensor | Sequence[Sequence[float]]
-"""One number per token of each completion: one list per completion, or a tensor [B, T] padded on the right."""
+Numbers = Tensor | NDArray[Any] | Sequence[Sequence[float]]
+"""One number per token of each completion: one list per completion, or a tensor or array [B, T] padded on the right."""
 
 Top = Sequence[tuple[int, float]]
 """Token ids and their log-probabilities, the most probable first."""
@@ -99,11 +101,12 @@ def record_step(
     because the step is not later than the last one (call `rewind` first).
     """
     per_completion = {"rewards": rewards, "answers": answers, "truncated": truncated}
-    per_completion |= {f"reward_parts[{name!r}]": values for name, values in (reward_parts or {}).items()}
+    parts = {name: [_plain(each) for each in values] for name, values in (reward_parts or {}).items()}
+    per_completion |= {f"reward_parts[{name!r}]": values for name, values in parts.items()}
     tokens = tokens or TokenValues()
     per_token = {field.name: getattr(tokens, field.name) for field in fields(TokenValues)}
     given = _StepInput(tokenizer, prompts, completions, per_completion, per_token)
-    groups = given.groups(reward_parts or {}, temperature)
+    groups = given.groups(parts, temperature)
     batch = given.with_token_values(Batch.from_groups(groups))
     chosen = objective or replace(reinforce(), weight=token_mean)
     updates: list[Update] = []
@@ -167,7 +170,9 @@ class _StepInput:
         self.tokenizer = tokenizer
         self.prompts = [_token_ids(tokenizer, each, begins=True) for each in prompts]
         self.completions = [_token_ids(tokenizer, each, begins=False) for each in completions]
-        self.per_completion = {name: values for name, values in per_completion.items() if values is not None}
+        self.per_completion = {
+            name: [_plain(each) for each in values] for name, values in per_completion.items() if values is not None
+        }
         lengths = [len(each) for each in self.completions]
         self.per_token: dict[str, list[list[Any]]] = {
             name: _lists(values, lengths) for name, values in per_token.items() if values is not None
@@ -272,15 +277,17 @@ def _token_ids(tokenizer: PreTrainedTokenizerBase, text: Text, *, begins: bool) 
 
 
 def _lists(values: Any, lengths: Sequence[int]) -> list[list[float]]:
-    """Return one list per completion, from a tensor padded on the right, from lists, or from one number each."""
-    if isinstance(values, Tensor):
-        rows = values.tolist()
-        padded = values.ndim == 2
-    else:
-        rows, padded = [each.tolist() if isinstance(each, Tensor) else each for each in values], False
+    """Return one list per completion, from rows padded on the right, from lists, or from one number each."""
+    padded = isinstance(values, Tensor | numpy.ndarray) and values.ndim == 2
+    rows = [_plain(row) for row in values]
     if len(rows) != len(lengths):
         return rows  # `_StepInput._problems` reports this
     return [
         [row] * length if isinstance(row, int | float) else list(row[:length] if padded else row)
         for row, length in zip(rows, lengths, strict=True)
     ]
+
+
+def _plain(value: Any) -> Any:
+    """Return what torch or numpy holds as Python's own numbers and lists; anything else unchanged."""
+    return value.tolist() if isinstance(value, Tensor | numpy.ndarray | numpy.generic) else value
