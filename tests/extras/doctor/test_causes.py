@@ -127,7 +127,7 @@ def test_no_report_raises_and_lowers_one_setting(seed: int, objective: dict[str,
 
 def test_advice_that_contradicts_an_earlier_cause_points_to_it() -> None:
     lines = merged(
-        steps((9, {"moved_not": 0.95}), (21, {"moved_not": 0.1})), steps((20, {}), (9, {"clip_ratio/region_mean": 0.6}))
+        steps((24, {"moved_not": 0.95}), (6, {"moved_not": 0.1})), steps((20, {}), (9, {"clip_ratio/region_mean": 0.6}))
     )
     first, second = diagnose(lines, recipe=GRPO)
     assert (first.rule, second.rule) == ("steps_too_small", "clipped_too_much")

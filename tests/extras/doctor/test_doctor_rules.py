@@ -58,6 +58,21 @@ def test_a_policy_that_has_broken_down_is_not_said_to_have_stopped_reading() -> 
     assert roots(merged(merged(read, rose), large))[0] == "stopped_reading"
 
 
+STILL, MOVING = {"moved_not": 0.9, "step_kl": 1e-7}, {"moved_not": 0.1, "step_kl": 0.01}
+
+
+@pytest.mark.parametrize("parts", [[(6, STILL), (54, MOVING)], [(54, MOVING), (6, STILL)]])
+def test_a_warm_up_and_the_end_of_a_schedule_are_no_run_of_small_steps(parts: list[tuple[int, Any]]) -> None:
+    assert roots(steps(*parts)) == []
+
+
+def test_a_run_that_large_steps_ruined_is_not_told_to_take_larger_ones() -> None:
+    """Even if most steps were small: before, in a warm-up, or after, when nothing was left to learn."""
+    large = {"moved_not": 0.0, "step_kl": 5.0}
+    assert roots(steps((6, STILL), (54, large))) == ["steps_too_large"]
+    assert roots(steps((50, STILL), (8, large))) == ["steps_too_large"]
+
+
 def test_dense_rewards_are_judged_by_their_spread() -> None:
     """Without a definition of right there is no share of right answers, whatever the range of the reward."""
     dense = {"reward": [-7.0 + n / 10 for n in range(20)], "reward_std": 0.4, "frac_reward_zero_std": 0.0}

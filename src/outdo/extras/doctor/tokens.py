@@ -1,6 +1,7 @@
 """Rules about the size of the steps: how far did the pushes move single tokens?
 
-`steps_too_small` and `steps_too_large` exclude each other: what a step seems to do that hardly moves a token is noise.
+`steps_too_small` and `steps_too_large` exclude each other. A policy that moved far did not take small steps, even if
+most of them were; and in steps that hardly move a token, movement against the pushes is noise.
 """
 
 import math
@@ -18,6 +19,9 @@ SEQUENCE = ("gspo", "gspo_token", "luspo")
 SMALL_PROGRESS = 0.001
 """Share of the way to the bounds. With a good learning rate (1e-4) the quickstart goes a few hundredths of the way per
 step; with one that is a hundred times too low, a few ten-thousandths."""
+
+MOSTLY = 0.75
+"""Share of the measured steps that have to be small: at the ends of a learning rate schedule, small steps are meant."""
 
 LARGE_STEP, HUGE_STEP = 0.2, 1.0
 """KL(π_old‖πθ) of one step, in nats per token: too large if it lasts, and at any time. Healthy runs of the quickstart
@@ -37,10 +41,8 @@ def steps_too_small(run: RunMetrics) -> Iterator[Finding]:
 
 def steps_too_large(run: RunMetrics) -> Iterator[Finding]:
     """Report that single steps change the policy a lot, or that the steps undo each other."""
-    if _hardly_moved(run):
-        return
     advice = "Lower optim.lr, make fewer passes (train.passes), or take more questions per step (train.prompts)."
-    if span := _any_above(run.span("step_kl"), HUGE_STEP) or run.lasting("step_kl", above=LARGE_STEP):
+    if span := _large_steps(run):
         yield span.finding(
             "warning",
             f"one step moves the policy by {span.mean:.2g} nats per token (KL), which is far{step_size(run, span)}.",
@@ -48,7 +50,7 @@ def steps_too_large(run: RunMetrics) -> Iterator[Finding]:
         )
     elif objective(run) not in SEQUENCE and (span := run.lasting("attained", below=-0.05)):
         wrong = run.mean("moved_wrong_way", span, unknown=1.0)
-        if wrong >= 0.5:
+        if wrong >= 0.5 and not _hardly_moved(run):
             yield span.finding(
                 "warning",
                 f"more probability moved against the pushes than with them (attained {span.mean:.1%}): the steps undo "
@@ -57,22 +59,31 @@ def steps_too_large(run: RunMetrics) -> Iterator[Finding]:
             )
 
 
+def _large_steps(run: RunMetrics) -> Span | None:
+    return _any_above(run.span("step_kl"), HUGE_STEP) or run.lasting("step_kl", above=LARGE_STEP)
+
+
 def _hardly_moved(run: RunMetrics) -> tuple[Span, str] | None:
-    """Return the steps that hardly moved any token and how little that was; None if they moved some, or helped.
+    """Return the steps that hardly moved any token and how little that was; None if some moved many, or helped.
 
     A single step may have only a few tokens: so most measured steps have to be small, not all.
     """
     ends = run.first_and_last("reward")
-    if ends is not None and significant_change(*ends) > 0:
+    if _large_steps(run) or (ends is not None and significant_change(*ends) > 0):
         return None
-    if still := run.lasting("moved_not", above=0.5):
+    still = run.lasting("moved_not", above=0.5)
+    if still and _are_most(sum(value > 0.5 for value in still.values), run.span("moved_not")):
         return still, f"{still.mean:.0%} of what was pushed did not move"
     way = run.span("attained")
     small = sum(abs(value) < SMALL_PROGRESS for value in way.values)
-    if len(way.steps) < MIN_STEPS or small < 0.75 * len(way.steps):
+    if len(way.steps) < MIN_STEPS or not _are_most(small, way):
         return None
     where = f"in {small:,} of the {len(way.steps):,} measured steps"
     return way, f"{where}, tokens went less than {SMALL_PROGRESS:.1%} of the way to the bounds"
+
+
+def _are_most(count: int, measured: Span) -> bool:
+    return count >= MOSTLY * len(measured.steps)
 
 
 def _any_above(whole: Span, limit: float) -> Span | None:
