@@ -80,6 +80,37 @@ def test_dense_rewards_are_judged_by_their_spread() -> None:
     assert roots(steps((20, dense | {"frac_reward_zero_std": 0.95}))) == ["no_signal"]
 
 
+EQUAL = {"frac_reward_zero_std": 1.0, "right": 0.2, "moved_right_way": 0.9}
+ALL_WRONG, ALL_RIGHT = EQUAL | {"frac_all_wrong": 0.8}, EQUAL | {"frac_all_right": 0.8}
+IDENTICAL = EQUAL | {"completions/identical_ratio": 1.0}
+
+
+@pytest.mark.parametrize("method", ["ppo", "reinforce", "reinforce_pp", "rejection"])
+@pytest.mark.parametrize("line", [EQUAL, ALL_WRONG, ALL_RIGHT, IDENTICAL])
+def test_a_group_with_equal_rewards_is_no_fault_of_an_advantage_that_does_not_compare(
+    method: str, line: dict[str, float]
+) -> None:
+    lines = steps((9, line))
+    assert len(roots(lines, {"train": {"objective": "grpo"}})) == 1
+    assert roots(lines, {"train": {"objective": method, "group_size": 4}}) == []
+    assert roots(lines, {"train": {"objective": {"name": "grpo"}, "advantage": {"name": "gae"}}}) == []
+    assert len(roots(lines, {"train": {"objective": method, "advantage": "group_centred"}})) == 1
+    assert [each.rule for each in diagnose(lines, recipe={"train": {"objective": method}})] == ["moved_as_pushed"]
+
+
+def test_groups_of_one_answer_are_not_blamed_for_equal_rewards() -> None:
+    one = {"num_scored": 32.0, "num_groups": 32.0}
+    assert roots(steps((9, ALL_WRONG | one)), None) == []
+    assert roots(steps((9, ALL_WRONG)), {"train": {"advantage": "mine.py:own", "group_size": 1}}) == []
+    with_baseline = {"train": {"objective": "remax", "group_size": 1}}  # its rewards equal that of the greedy answer
+    assert roots(steps((9, EQUAL | one)), with_baseline) == ["no_signal"]
+
+
+def test_a_reward_that_is_always_0_is_reported_whatever_the_advantage() -> None:
+    never = EQUAL | {"reward": 0.0, "right": 0.0, "frac_all_wrong": 1.0}
+    assert roots(steps((9, never)), {"train": {"objective": "ppo"}}) == ["too_hard"]
+
+
 @pytest.mark.parametrize(("rewards", "found"), [((0.4, 0.5), 2), ((0.05, 0.07), 1)])
 def test_a_mean_reward_is_reported_beside_the_share_right_unless_they_are_equal(
     rewards: tuple[float, float], found: int

@@ -1,11 +1,13 @@
 """Rules about questions and answers: is there something to learn?
 
-Whether a group teaches anything is a matter of the spread of its rewards (`frac_reward_zero_std`), for any reward.
+Whether a group teaches anything is a matter of the spread of its rewards (`frac_reward_zero_std`), for any reward, if
+the advantage compares its answers; rules about groups without spread are silent if it does not (`compares_answers`).
 Whether its answers are right is known only where that is defined; without it the rules about right answers are silent.
 """
 
 from collections.abc import Iterator
 
+from outdo.extras.doctor.method import compares_answers
 from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics, significant_change
 
 
@@ -33,7 +35,7 @@ def identical_answers(run: RunMetrics) -> Iterator[Finding]:
     if span is None:
         return
     not_learnt = run.mean("frac_reward_zero_std", span, unknown=1.0) - run.mean("frac_all_right", span, unknown=0.0)
-    if not_learnt > 0.25:
+    if not_learnt > 0.25 and compares_answers(run):
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the further answers to a question repeat an earlier one word for word: a group has "
@@ -47,7 +49,7 @@ def identical_answers(run: RunMetrics) -> Iterator[Finding]:
 def too_easy(run: RunMetrics) -> Iterator[Finding]:
     """Report that most groups are all right, so that there is nothing to learn (any more)."""
     span = run.lasting("frac_all_right", above=0.75)
-    if span is None or run.mean("frac_reward_zero_std", span, unknown=1.0) <= 0.5:
+    if span is None or run.mean("frac_reward_zero_std", span, unknown=1.0) <= 0.5 or not compares_answers(run):
         return
     before = run.span("frac_all_right", last=span.steps[0] - 1)
     if before.values and before.mean < 0.6:
@@ -67,7 +69,10 @@ def too_easy(run: RunMetrics) -> Iterator[Finding]:
 
 
 def too_hard(run: RunMetrics) -> Iterator[Finding]:
-    """Report that most groups are all wrong from the start, so that there is nothing to learn."""
+    """Report that most groups are all wrong from the start, so that there is nothing to learn.
+
+    If no answer is ever right, there is nothing to learn with any advantage.
+    """
     span = run.lasting("frac_all_wrong", above=0.75)
     if span is None or run.mean("frac_reward_zero_std", span, unknown=1.0) <= 0.5:
         return
@@ -78,6 +83,8 @@ def too_hard(run: RunMetrics) -> Iterator[Finding]:
         "(outdo sft)."
     )
     if any(run.span("right").values or run.span("reward").values):
+        if not compares_answers(run):
+            return
         never, advice = "", f"The data is too hard for the model as it is now: take {advice}"
     else:
         never = ", and no answer of the run was ever right"
@@ -96,7 +103,8 @@ def got_worse_before(run: RunMetrics, step: int) -> bool:
 
 def no_signal(run: RunMetrics) -> Iterator[Finding]:
     """Report that the rewards of most groups are equal, although these groups are neither all right nor all wrong."""
-    if span := run.lasting("frac_reward_zero_std", above=0.8):
+    span = run.lasting("frac_reward_zero_std", above=0.8)
+    if span and compares_answers(run):
         one_sided = (run.mean(f"frac_all_{which}", span, unknown=0.0) for which in ("right", "wrong"))
         if max(one_sided) <= 0.75:
             yield span.finding(

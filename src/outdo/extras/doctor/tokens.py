@@ -6,8 +6,8 @@ most of them were; and in steps that hardly move a token, movement against the p
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
+from outdo.extras.doctor.method import compares_answers, objective
 from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics, Span, significant_change
 
 CLIPPED = ("grpo", "grpo_clip", "ppo", "dr_grpo", "dapo", "bnpo", "reinforce_pp", "rloo_clip")
@@ -153,13 +153,10 @@ def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
 
 
 def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
-    """Report that tokens moved as intended. Without spread in the rewards other terms alone pushed them: no news."""
+    """Report that tokens moved as intended. Where no reward pushed them, other terms alone did: no news."""
     moved = run.span("moved_right_way")
-    if (
-        len(moved.steps) >= MIN_STEPS
-        and moved.mean > 0.7
-        and run.mean("frac_reward_zero_std", moved, unknown=0.0) < 0.8
-    ):
+    idle = run.mean("frac_reward_zero_std", moved, unknown=0.0) >= 0.8 and compares_answers(run)
+    if len(moved.steps) >= MIN_STEPS and moved.mean > 0.7 and not idle:
         counted = sum(run.span("moved/tokens").values)
         among = f" ({counted:,.0f} tokens were measured)" if counted else ""
         yield moved.finding(
@@ -167,11 +164,6 @@ def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
             f"{moved.mean:.1%} of the pushed tokens moved as intended, weighted by how far the pushes could move "
             f"them{among}.",
         )
-
-
-def objective(run: RunMetrics) -> Any:
-    """Return the name of the run's objective, or None if its recipe is not known."""
-    return run.setting("train.objective.name", run.setting("train.objective"))
 
 
 def step_size(run: RunMetrics, over: Span) -> str:

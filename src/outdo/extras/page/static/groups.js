@@ -82,8 +82,9 @@ function GroupList({ step, groups, order, setOrder, open, onOpen }) {
       ${count(step.groups.length, 'group')} (${outcomes.join(', ')}).
       <span class="quiet">${step.groups.length < step.groupsInAll
         ? ` The page has ${step.groups.length} of ${count(step.groupsInAll, 'group')}.`
-        : ''} Equal rewards give no advantage. "Moved right": the share of the
-        pushed tokens that moved as intended, weighted by how far the pushes could move them.</span></p>
+        : ''} With an advantage that compares the answers of a group, equal rewards give none.
+        "Moved right": the share of the pushed tokens that moved as intended, weighted by how far the pushes could move
+        them.</span></p>
     <label class="control"><span>Sort by</span><select data-test="sort-groups" value=${order}
       onChange=${(event) => setOrder(event.target.value)}>
       ${Object.entries(GROUP_ORDERS).map(([name, [title]]) => html`<option value=${name}
