@@ -80,6 +80,55 @@ def test_dense_rewards_are_judged_by_their_spread() -> None:
     assert roots(steps((20, dense | {"frac_reward_zero_std": 0.95}))) == ["no_signal"]
 
 
+OVER = {
+    "no_calls": ({"tools/calls": 0.0}, {"tools/calls": 20.0}, "the policy did not call its tools."),
+    "calls_not_read": ({"tools/unparsed_ratio": 0.9}, {"tools/unparsed_ratio": 0.0}, "90% .* could not be read"),
+    "calls_fail": ({"tools/failed_ratio": 0.9}, {"tools/failed_ratio": 0.0}, "90% .* ended with an error"),
+    "turns_at_limit": ({"completions/turns_ratio": 0.9}, {"completions/turns_ratio": 0.0}, "90% .* ended at the limit"),
+    "identical_answers": (
+        {"completions/identical_ratio": 1.0, "frac_reward_zero_std": 0.7},
+        {"completions/identical_ratio": 0.1, "frac_reward_zero_std": 0.3},
+        "100% of the further answers to a question repeated an earlier one",
+    ),
+    "truncation": ({"completions/clipped_ratio": 0.9}, {"completions/clipped_ratio": 0.0}, "90% .* were truncated"),
+    "too_easy": (
+        {"frac_all_right": 0.9, "frac_reward_zero_std": 0.9},
+        {"frac_all_right": 0.2, "frac_reward_zero_std": 0.3},
+        "90% of the groups were all right",
+    ),
+    "too_hard": (
+        {"frac_all_wrong": 0.9, "frac_reward_zero_std": 0.9},
+        {"frac_all_wrong": 0.1, "frac_reward_zero_std": 0.3},
+        "90% of the groups were all wrong",
+    ),
+    "no_signal": ({"frac_reward_zero_std": 0.9}, {"frac_reward_zero_std": 0.3}, "90% .* all rewards were equal"),
+    "empty_answers": ({"completions/empty_ratio": 0.3}, {"completions/empty_ratio": 0.0}, "30% .* were empty"),
+    "critic_worse_than_mean": (
+        {"value/explained_variance": -0.5},
+        {"value/explained_variance": 0.6},
+        "the critic explained -0.50 .* it was worse",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", OVER)
+def test_what_is_over_is_a_note_in_the_past_tense(rule: str) -> None:
+    at_first, then, words = OVER[rule]
+    (found,) = diagnose(steps((11, at_first), (89, then)), recipe=GRPO)
+    assert (found.rule, found.level, found.first, found.last) == (rule, "note", 1, 11)
+    assert re.search(words, found.text)
+    (lasts,) = diagnose(steps((96, at_first), (4, then)), recipe=GRPO)  # too few steps to say that it is over
+    assert lasts.level == "warning"
+    (unknown,) = diagnose(steps((11, at_first), (89, {})), recipe=GRPO)  # as the share of failed calls without calls
+    assert unknown.level == "warning"
+
+
+def test_a_policy_that_became_worse_and_better_again_is_no_reason_to_start_again() -> None:
+    bad, good = {"frac_all_wrong": 1.0}, {"frac_all_wrong": 0.2}
+    (found,) = found_by("answers_got_worse", steps((9, good), (9, bad), (30, good)))
+    assert (found.level, found.text) == ("note", "100% of the groups were all wrong; before it was 20%.")
+
+
 EQUAL = {"frac_reward_zero_std": 1.0, "right": 0.2, "moved_right_way": 0.9}
 ALL_WRONG, ALL_RIGHT = EQUAL | {"frac_all_wrong": 0.8}, EQUAL | {"frac_all_right": 0.8}
 IDENTICAL = EQUAL | {"completions/identical_ratio": 1.0}

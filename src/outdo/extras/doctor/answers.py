@@ -8,20 +8,20 @@ Whether its answers are right is known only where that is defined; without it th
 from collections.abc import Iterator
 
 from outdo.extras.doctor.method import compares_answers
-from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics, significant_change
+from outdo.extras.doctor.series import Finding, RunMetrics, significant_change
 
 
 def truncation(run: RunMetrics) -> Iterator[Finding]:
-    """Report that many answers are truncated; as a note if the policy has learnt to end its answers since."""
+    """Report that many answers are truncated."""
     if span := run.lasting("completions/clipped_ratio", above=0.2):
         limit = f" = {run.setting('sampling.max_tokens')}" if run.setting("sampling.max_tokens") else ""
         limit += " (of an episode) and environment.turn_tokens (of a turn)" if run.setting("environment") else ""
-        is_over = run.lines[-1]["step"] - span.steps[-1] >= MIN_STEPS
-        yield span.finding(
-            "note" if is_over else "warning",
-            f"{span.mean:.0%} of the answers {'were' if is_over else 'are'} truncated.",
+        yield run.fault(
+            span,
+            f"{span.mean:.0%} of the answers are truncated.",
             f"Raise sampling.max_tokens{limit}, exclude such answers from training (train.mask_truncated = true), or "
             "add the reward overlong.",
+            past=f"{span.mean:.0%} of the answers were truncated.",
         )
 
 
@@ -36,13 +36,14 @@ def identical_answers(run: RunMetrics) -> Iterator[Finding]:
         return
     not_learnt = run.mean("frac_reward_zero_std", span, unknown=1.0) - run.mean("frac_all_right", span, unknown=0.0)
     if not_learnt > 0.25 and compares_answers(run):
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"{span.mean:.0%} of the further answers to a question repeat an earlier one word for word: a group has "
             "nothing to compare.",
             f"Sample at temperature 1 without cuts (sampling.temperature = {run.setting('sampling.temperature', '?')}, "
             f"top_p = {run.setting('sampling.top_p', '?')}, top_k = {run.setting('sampling.top_k', '?')} in this run); "
             "if it does so already, the model has hardly any choice left to learn from.",
+            past=f"{span.mean:.0%} of the further answers to a question repeated an earlier one word for word.",
         )
 
 
@@ -60,11 +61,12 @@ def too_easy(run: RunMetrics) -> Iterator[Finding]:
             "Stop here, take harder questions (data.select), or let train.dynamic_sampling replace them.",
         )
     else:
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"{span.mean:.0%} of the groups are all right.",
             "The data is too easy for the model as it is now: take harder questions (data.select) or let "
             "train.dynamic_sampling replace them.",
+            past=f"{span.mean:.0%} of the groups were all right.",
         )
 
 
@@ -92,7 +94,12 @@ def too_hard(run: RunMetrics) -> Iterator[Finding]:
             "Check that the reward accepts a right answer in the form in which the model writes it (`outdo check`). If "
             f"it does, take {advice}"
         )
-    yield span.finding("warning", f"{span.mean:.0%} of the groups are all wrong{never}.", advice)
+    yield run.fault(
+        span,
+        f"{span.mean:.0%} of the groups are all wrong{never}.",
+        advice,
+        past=f"{span.mean:.0%} of the groups were all wrong.",
+    )
 
 
 def got_worse_before(run: RunMetrics, step: int) -> bool:
@@ -107,11 +114,12 @@ def no_signal(run: RunMetrics) -> Iterator[Finding]:
     if span and compares_answers(run):
         one_sided = (run.mean(f"frac_all_{which}", span, unknown=0.0) for which in ("right", "wrong"))
         if max(one_sided) <= 0.75:
-            yield span.finding(
-                "warning",
+            yield run.fault(
+                span,
                 f"in {span.mean:.0%} of the groups all rewards are equal, so the policy learns nothing from them.",
                 "Choose questions by pass rate (data.select), let train.dynamic_sampling replace such groups, or use a "
                 "finer reward.",
+                past=f"in {span.mean:.0%} of the groups all rewards were equal.",
             )
 
 
@@ -138,10 +146,11 @@ def groups_missing(run: RunMetrics) -> Iterator[Finding]:
 def empty_answers(run: RunMetrics) -> Iterator[Finding]:
     """Report answers without text."""
     if span := run.lasting("completions/empty_ratio", above=0.1):
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"{span.mean:.0%} of the answers are empty.",
             "Look at what the reward gives to an empty answer (`outdo check`); it should be the lowest one.",
+            past=f"{span.mean:.0%} of the answers were empty.",
         )
 
 

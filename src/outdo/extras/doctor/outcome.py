@@ -100,11 +100,12 @@ def answers_got_worse(run: RunMetrics) -> Iterator[Finding]:
     span = run.lasting("frac_all_wrong", above=0.75)
     if span and got_worse_before(run, span.steps[0]):
         before = run.span("frac_all_wrong", last=span.steps[0] - 1)
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"{span.mean:.0%} of the groups are all wrong; before it was {before.mean:.0%}: the policy has become "
             "worse.",
             "Lower optim.lr, and start again from an earlier checkpoint.",
+            past=f"{span.mean:.0%} of the groups were all wrong; before it was {before.mean:.0%}.",
         )
 
 

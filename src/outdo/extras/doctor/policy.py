@@ -92,10 +92,11 @@ def refused_updates(run: RunMetrics) -> Iterator[Finding]:
 def critic_worse_than_mean(run: RunMetrics) -> Iterator[Finding]:
     """Report that the critic predicts the returns worse than their mean does."""
     if span := run.lasting("value/explained_variance", below=0.0, least=2 * MIN_STEPS):
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"the critic explains {span.mean:.2f} of the variance of the returns: it is worse than their mean.",
             "Give it a warm-up or another learning rate (train.critic).",
+            past=f"the critic explained {span.mean:.2f} of the variance of the returns: it was worse than their mean.",
         )
 
 

@@ -105,6 +105,16 @@ class RunMetrics:
         values = tuple(value for these in ranges for value in whole.values[these])
         return Span(metric, steps, values, spells=len(ranges))
 
+    def fault(self, span: Span, text: str, advice: str, *, past: str) -> Finding:
+        """Return a warning about a condition that lasted; if it is over, a note with the text in the past tense.
+
+        It is over if the metric has had `MIN_STEPS` values since: a policy learns to end its answers, or to call its
+        tools. This is for what does no lasting harm to the policy: other rules warn about what is over, too.
+        """
+        if len(self.span(span.metric, first=span.steps[-1] + 1).steps) >= MIN_STEPS:
+            return span.finding("note", past, "It is over: nothing has to be changed for it.")
+        return span.finding("warning", text, advice)
+
     def mean(self, metric: str, over: Span, *, unknown: float) -> float:
         """Return the mean of another metric over the steps of a span; `unknown` if it has no values there."""
         wanted, found = set(over.steps), self.span(metric)

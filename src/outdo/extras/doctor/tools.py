@@ -9,21 +9,23 @@ from outdo.utils.text import counted
 def calls_not_read(run: RunMetrics) -> Iterator[Finding]:
     """Report that most calls cannot be read."""
     if span := run.lasting("tools/unparsed_ratio", above=0.5):
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"{span.mean:.0%} of the calls of tools cannot be read, so that the policy gets no results.",
             "It does not know the format of a call: fine-tune it on a few conversations with calls (outdo sft), and "
             "look at what it writes in the record (outdo inspect).",
+            past=f"{span.mean:.0%} of the calls of tools could not be read, so that the policy got no results.",
         )
 
 
 def calls_fail(run: RunMetrics) -> Iterator[Finding]:
     """Report that many calls that can be read have no result."""
     if span := run.lasting("tools/failed_ratio", above=0.3):
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"{span.mean:.0%} of the calls of tools end with an error: the tool does not exist, raises, or is late.",
             "tools/unknown, tools/raised and tools/timed_out say which; outdo inspect shows the messages.",
+            past=f"{span.mean:.0%} of the calls of tools ended with an error.",
         )
 
 
@@ -32,11 +34,12 @@ def no_calls(run: RunMetrics) -> Iterator[Finding]:
     if span := run.lasting("tools/calls", below=0.5):
         before = run.span("tools/calls", last=span.steps[0] - 1)
         stopped = "has stopped calling" if any(before.values) else "never calls"
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"the policy {stopped} its tools.",
             "If the questions need them, fine-tune it on a few conversations with calls (outdo sft); an answer without "
             "them should not have a higher reward.",
+            past="the policy did not call its tools.",
         )
 
 
@@ -57,10 +60,11 @@ def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
         limit, setting = f"the limit of {counted(run.setting('environment.turns', 8), 'turn')}", "environment.turns"
         if run.setting("environment.environments"):
             limit, setting = "their limit of turns", "turns of the environments"
-        yield span.finding(
-            "warning",
+        yield run.fault(
+            span,
             f"{span.mean:.0%} of the episodes end at {limit}.",
             f"Raise {setting}, or give episodes that end by themselves a higher reward.",
+            past=f"{span.mean:.0%} of the episodes ended at {limit}.",
         )
 
 
