@@ -115,13 +115,17 @@ def record_step(
         updates.append(_first_update(batch, chosen, given.padded("entropy", batch)))
     done = Step(index=step, sampled=Sampled(groups=groups), batch=batch, updates=updates)
     record = token_record(done, chosen, given.padded("new_logprobs", batch))
-    known = {name: value for name, value in step_metrics(done).items() if not name.startswith(("updates/", "passes/"))}
-    all_metrics = known | movement_metrics(record, batch) | dict(metrics or {})
+    all_metrics = _known_metrics(done) | movement_metrics(record, batch) | dict(metrics or {})
     with RunFolder(Path(folder)) as run:
         run.append_metrics(step, _finite(all_metrics))
         old_top, new_top = given.top_tokens("old_top", batch), given.top_tokens("new_top", batch)
         table = record_table(done, record, TokenTexts(tokenizer), about={}, old_top=old_top, new_top=new_top)
         return parquet.write(run.path, step, table)
+
+
+def _known_metrics(step: Step) -> dict[str, float]:
+    """Return the metrics of a step without those of updates, which another loop has made."""
+    return {name: value for name, value in step_metrics(step).items() if not name.startswith(("updates/", "passes/"))}
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
