@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_at_any_system_call_equals_an_uninterrupted_one(own
         for answers in ("held_out", "reads"):
             assert contents(run / answers) == contents(straight / answers)
     print(found.total(), "kills", found)
-    assert found.total() > 200
+    assert found.total() > 150  # a run of three steps has some 200 such calls
 
 
 def test_a_disk_that_refuses_any_write_ends_a_run_with_one_sentence(own_home: Path) -> None:
