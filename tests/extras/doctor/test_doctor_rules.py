@@ -188,6 +188,28 @@ def test_held_out_rewards_are_compared_where_right_is_not_defined() -> None:
     assert "to -0.8 (no spread)" in fell.text
 
 
+def one_question(*rewards: float) -> list[dict[str, Any]]:
+    """Evaluations on one question: the interval of their mean reward has no width."""
+    ends = ("eval/greedy_reward", "eval/greedy_reward_low", "eval/greedy_reward_high")
+    return steps(*((1, dict.fromkeys(ends, reward)) for reward in rewards))
+
+
+def test_one_held_out_question_proves_nothing() -> None:
+    assert found_by("accuracy_fell", one_question(0.91, 0.9)) == []
+    assert found_by("accuracy_fell", one_question(9.0, -5.0)) == []
+    (rose,) = found_by("held_out_rose", one_question(0.91, 0.92))
+    assert rose.text.endswith("at the start it was 0.91 (no spread). No 95 % interval is known: it may be chance.")
+
+
+def test_without_an_interval_a_share_is_compared_and_a_reward_of_any_scale_is_not() -> None:
+    assert found_by("accuracy_fell", steps((1, {"eval/greedy_reward": 71.2}), (1, {"eval/greedy_reward": 71.0}))) == []
+    assert len(found_by("accuracy_fell", steps((1, {"eval/greedy": 0.8}), (1, {"eval/greedy": 0.69})))) == 1
+    assert found_by("accuracy_fell", steps((1, {"eval/greedy": 0.8}), (1, {"eval/greedy": 0.71}))) == []
+    (rose,) = found_by("held_out_rose", steps((1, {"eval/greedy": 0.2}), (1, {"eval/greedy": 0.7})))
+    assert "overlap" not in rose.text
+    assert "No 95 % interval is known" in rose.text
+
+
 def test_a_reward_that_is_always_0_is_reported_as_too_hard_with_a_look_at_the_reward() -> None:
     never = {"reward": 0.0, "right": 0.0, "frac_all_wrong": 1.0, "frac_reward_zero_std": 1.0}
     (found,) = [each for each in diagnose(steps((9, never))) if not each.cause]

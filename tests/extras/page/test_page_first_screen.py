@@ -114,6 +114,26 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return run
 
 
+@pytest.mark.parametrize("intervals", [True, False])
+def test_without_an_interval_with_a_width_nothing_is_certain(
+    page: Page, page_of, tmp_path: Path, intervals: bool
+) -> None:
+    """As with one held-out question and a reward between 0 and 1."""
+    reward = "eval/greedy_reward"
+
+    def one_question(line: dict[str, Any]) -> None:
+        for name in [name for name in line if name.startswith("eval/")]:
+            del line[name]
+        line[reward] = 0.9 + line["step"] / 1000
+        line |= {f"{reward}_low": line[reward], f"{reward}_high": line[reward]} if intervals else {}
+
+    run = changed(tmp_path / "one", one_question)
+    (run / "summary.json").unlink()
+    open_page(page, page_of(run))
+    expect(by_test_id(page, "lead")).to_contain_text(re.compile(r"^Not certain yet\..* No 95\s% interval is known\."))
+    expect(by_test_id(page, "lead")).not_to_contain_text("overlap")
+
+
 def test_a_warning_stands_beside_the_answer(page: Page, page_of, small_page: Path, tmp_path: Path):
     """The held-out result rose, but so it does for an answer that is only long."""
     open_page(page, page_of(changed(tmp_path / "long", lambda line: line.update(reward_length_correlation=0.99))))

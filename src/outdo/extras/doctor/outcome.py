@@ -11,6 +11,9 @@ from outdo.utils.text import between, counted
 MANY_CHANGES = 50
 """Questions whose mean reward changed between two visits: with fewer, the share that rose says nothing."""
 
+FALL = 0.1
+"""By how much a held-out share has to fall to be reported where its confidence intervals are not known."""
+
 
 def memorised(run: RunMetrics) -> Iterator[Finding]:
     """Report that training questions are answered far better than held-out ones, and were not at the start."""
@@ -75,7 +78,7 @@ def accuracy_fell(run: RunMetrics) -> Iterator[Finding]:
     for kind, metric in _measured(run):
         tests = _evaluations(run, metric)
         best, last = max(tests, key=lambda line: line[metric]), tests[-1]
-        if last.get(f"{metric}_high", last[metric] + 0.05) >= best.get(f"{metric}_low", best[metric] - 0.05):
+        if not _fell(best, last, metric):
             continue
         before, after = (run.span("reward", line["step"] - 9, line["step"]) for line in (best, last))
         if best is tests[0]:
@@ -93,6 +96,14 @@ def accuracy_fell(run: RunMetrics) -> Iterator[Finding]:
             f"{best['step']}) to {_with_interval(last, metric)}, {why}.",
             f"{do}{better}.",
         )
+
+
+def _fell(best: Metrics, last: Metrics, metric: str) -> bool:
+    """Return whether a result fell; without intervals only of a share, because a reward may have any scale."""
+    below = _is_below(last, best, metric)
+    if below is None:
+        return not metric.endswith("_reward") and best[metric] - last[metric] > FALL
+    return below
 
 
 def answers_got_worse(run: RunMetrics) -> Iterator[Finding]:
@@ -137,14 +148,28 @@ def held_out_rose(run: RunMetrics) -> Iterator[Finding]:
         first, last = _evaluations(run, metric)[0], _evaluations(run, metric)[-1]
         if last[metric] <= first[metric]:
             continue
-        apart = first.get(f"{metric}_high", math.inf) < last.get(f"{metric}_low", -math.inf)
-        sure = "" if apart else ". The 95 % intervals overlap: use more questions (eval.rows) to be certain"
+        sure = {
+            True: "",
+            False: ". The 95 % intervals overlap: use more questions (eval.rows) to be certain",
+            None: ". No 95 % interval is known: it may be chance",
+        }[_is_below(first, last, metric)]
         what = (
             f"the mean reward of the {kind} answers to held-out questions is {_with_interval(last, metric)}"
             if metric.endswith("_reward")
             else f"{_with_interval(last, metric)} of the {kind} answers to held-out questions are right"
         )
         yield run.span(metric).finding("good", f"{what}; at the start it was {_with_interval(first, metric)}{sure}.")
+
+
+def _is_below(lower: Metrics, higher: Metrics, metric: str) -> bool | None:
+    """Return whether the 95 % interval of an evaluation is below that of another; None if they are not known.
+
+    Two intervals without any width say nothing: those of the mean reward of a single question have none.
+    """
+    ends = [line.get(f"{metric}_{end}", math.nan) for line in (lower, higher) for end in ("low", "high")]
+    if not all(map(is_number, ends)) or (math.isclose(ends[0], ends[1]) and math.isclose(ends[2], ends[3])):
+        return None
+    return ends[1] < ends[2]
 
 
 def _measured(run: RunMetrics) -> Iterator[tuple[str, str]]:

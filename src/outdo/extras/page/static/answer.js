@@ -44,22 +44,27 @@ const when = ({ step }) => (step === 0 ? 'before the first step' : `after step $
 
 const UNDECIDED = 'Not certain yet.';
 
+/** Return whether the intervals are known: without any width, as those of a single question, they say nothing. */
+function haveIntervals({ first, last }) {
+  const wide = [first, last].some(({ low, high }) => high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)));
+  return wide && [first.low, first.high, last.low, last.high].every(known);
+}
+
 /** Answer in a few words; "Yes" and "No" only if the intervals do not overlap. */
 function verdict({ first, last }) {
-  if (known(first.high) && known(last.low)) {
-    if (last.low > first.high) return 'Yes.';
-    if (last.high < first.low) return 'No, it got worse.';
-    return UNDECIDED;
-  }
-  return last.value > first.value ? 'Probably.' : 'Not so far.';
+  if (!haveIntervals({ first, last })) return UNDECIDED;
+  if (last.low > first.high) return 'Yes.';
+  if (last.high < first.low) return 'No, it got worse.';
+  return UNDECIDED;
 }
+
+/** Return why the verdict is not certain. */
+const doubtAbout = (ends) => (haveIntervals(ends) ? 'The 95\u00a0% intervals overlap.' : 'No 95\u00a0% interval is known.');
 
 // A higher reward is no proof of better answers: without a rule for right, the answer is about the reward alone.
 const OF_REWARDS = {
   'Yes.': 'The reward rose.',
   'No, it got worse.': 'The reward fell.',
-  'Probably.': 'The reward seems to have risen.',
-  'Not so far.': 'The reward has not risen so far.',
 };
 
 /** Answer in a few words that say what was measured. */
@@ -125,15 +130,15 @@ function Lead({ run }) {
   const { metric, answers, ends } = found,
     word = answerOf(metric, ends),
     kind = answers.replace(' answers', '');
-  const overlap = word === UNDECIDED && ' The 95\u00a0% intervals overlap.';
+  const why = word === UNDECIDED && ` ${doubtAbout(ends)}`;
   if (!isAccuracy(metric))
     return html`<p class="lead" data-test="lead"><b>${word}</b> The mean reward of held-out answers
       ${' '}is <b>${figure(ends.last.value)}</b> ${when(ends.last)}; ${when(ends.first)} it was
-      ${' '}<b>${figure(ends.first.value)}</b> (${kind}).${overlap} <span class="quiet">No rule of this run says which
+      ${' '}<b>${figure(ends.first.value)}</b> (${kind}).${why} <span class="quiet">No rule of this run says which
       answers are right, so it is not known whether they became better.</span></p>`;
   return html`<p class="lead" data-test="lead"><b>${word}</b> The policy answers
     ${' '}<b>${percent(ends.last.value)}</b> of the held-out questions correctly ${when(ends.last)};
-    ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b> (${kind}).${overlap}</p>`;
+    ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b> (${kind}).${why}</p>`;
 }
 
 /** Return the value at an end of an evaluation: a share in per cent, a reward as a number. */
