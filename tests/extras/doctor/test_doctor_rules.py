@@ -129,6 +129,14 @@ def test_a_policy_that_became_worse_and_better_again_is_no_reason_to_start_again
     assert (found.level, found.text) == ("note", "100% of the groups were all wrong; before it was 20%.")
 
 
+def test_without_a_verdict_the_entropy_may_fall_while_the_reward_rises() -> None:
+    certain = steps((20, {"entropy": 1.0}), (20, {"entropy": 0.05}))
+    rising, level = ({"reward": [0.2 + slope * n for n in range(40)]} for slope in (0.02, 0.0))
+    assert found_by("entropy_collapse", merged(certain, steps((40, rising)))) == []
+    (found,) = found_by("entropy_collapse", merged(certain, steps((40, level))))
+    assert found.text == "the entropy fell from 1 to 0.05 nats: the answers become alike."
+
+
 EQUAL = {"frac_reward_zero_std": 1.0, "right": 0.2, "moved_right_way": 0.9}
 ALL_WRONG, ALL_RIGHT = EQUAL | {"frac_all_wrong": 0.8}, EQUAL | {"frac_all_right": 0.8}
 IDENTICAL = EQUAL | {"completions/identical_ratio": 1.0}

@@ -14,16 +14,24 @@ BUSY = 0.2
 
 
 def entropy_collapse(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the entropy fell while many answers are still wrong."""
+    """Report that the entropy fell while many answers are still wrong; without a verdict, while no reward rose."""
     ends = run.first_and_last("entropy")
     span = run.lasting("entropy", below=ends[0].mean / 5) if ends else None
-    if ends and span and run.mean("right", span, unknown=0.0) < 0.9:
+    if ends and span and not _is_learnt(run, span):
+        wrong = " while answers are still wrong" if run.span("right").values else ""
         yield span.finding(
             "warning",
-            f"the entropy fell from {ends[0].mean:.3g} to {span.mean:.3g} nats while answers are still wrong: the "
-            "answers become alike.",
+            f"the entropy fell from {ends[0].mean:.3g} to {span.mean:.3g} nats{wrong}: the answers become alike.",
             "Raise clip_high (dapo), or add an entropy bonus.",
         )
+
+
+def _is_learnt(run: RunMetrics, span: Span) -> bool:
+    """Return whether nearly all answers of these steps are right; where right is not defined, if the reward rose."""
+    if run.span("right").values:
+        return run.mean("right", span, unknown=0.0) >= 0.9
+    ends = run.first_and_last("reward")
+    return ends is not None and significant_change(*ends) > 0
 
 
 def entropy_explosion(run: RunMetrics) -> Iterator[Finding]:
