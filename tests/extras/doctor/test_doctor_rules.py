@@ -1,6 +1,7 @@
 """The doctor's rules: each one reports what it should report, and nothing on data that only comes close."""
 
 import re
+from random import Random
 from typing import Any
 
 import pytest
@@ -135,6 +136,24 @@ def test_without_a_verdict_the_entropy_may_fall_while_the_reward_rises() -> None
     assert found_by("entropy_collapse", merged(certain, steps((40, rising)))) == []
     (found,) = found_by("entropy_collapse", merged(certain, steps((40, level))))
     assert found.text == "the entropy fell from 1 to 0.05 nats: the answers become alike."
+
+
+@pytest.mark.parametrize(
+    ("rule", "metric", "sign"),
+    [
+        ("reward_follows_length", "reward_length_correlation", 1.0),
+        ("reward_against_length", "reward_length_correlation", -1.0),
+        ("reward_follows_calls", "reward_calls_correlation", 1.0),
+    ],
+)
+def test_a_correlation_counts_only_with_enough_answers_behind_it(rule: str, metric: str, sign: float) -> None:
+    """That of two answers is always 1 or -1: by chance it keeps its sign for five steps, but not for twenty."""
+    pair, many = {"num_scored": 2.0, "num_groups": 1.0}, {"num_scored": 32.0, "num_groups": 4.0}
+    numbers = Random(0)
+    chance = steps((500, pair | {metric: [numbers.choice([1.0, -1.0]) for _ in range(500)]}))
+    assert found_by(rule, chance) == []
+    assert len(found_by(rule, steps((25, pair | {metric: sign})))) == 1
+    assert len(found_by(rule, steps((6, many | {metric: sign})))) == 1
 
 
 EQUAL = {"frac_reward_zero_std": 1.0, "right": 0.2, "moved_right_way": 0.9}

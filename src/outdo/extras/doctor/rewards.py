@@ -1,10 +1,14 @@
 """Rules about the reward: does it return numbers, and does it pay for what is wanted?"""
 
+import math
 from collections.abc import Iterator
 
 from outdo.extras.doctor.reward_parts import reward_parts
-from outdo.extras.doctor.series import FEWEST_STEPS, Finding, RunMetrics, Span
+from outdo.extras.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, RunMetrics, Span
 from outdo.utils.text import counted
+
+COMPARED = 20
+"""The answers that have to be compared with another one of their group before a correlation says something."""
 
 
 def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
@@ -62,14 +66,27 @@ def reward_against_right(run: RunMetrics) -> Iterator[Finding]:
 
 def reward_follows_length(run: RunMetrics) -> Iterator[Finding]:
     """Report that the length of an answer determines its reward: the longer, the higher."""
-    if span := run.lasting("reward_length_correlation", above=0.93):
+    if span := run.lasting("reward_length_correlation", above=0.93, least=least_steps(run)):
         yield _by_length(span, "longer")
 
 
 def reward_against_length(run: RunMetrics) -> Iterator[Finding]:
     """Report that the length of an answer determines its reward: the shorter, the higher."""
-    if span := run.lasting("reward_length_correlation", below=-0.93):
+    if span := run.lasting("reward_length_correlation", below=-0.93, least=least_steps(run)):
         yield _by_length(span, "shorter")
+
+
+def least_steps(run: RunMetrics) -> int | None:
+    """Return in how many steps a correlation has to last; None for the usual number, if a step has enough answers.
+
+    The first answer of each group is compared with none; of one question with two answers, the correlation is always 1
+    or -1. Chance keeps its sign for a few steps, but not until `COMPARED` answers agree.
+    """
+    scored, groups = run.span("num_scored"), run.span("num_groups")
+    if not scored.values or not groups.values:
+        return None
+    compared = max(1.0, scored.mean - groups.mean)
+    return math.ceil(COMPARED / compared) if compared * MIN_STEPS < COMPARED else None
 
 
 def _by_length(span: Span, direction: str) -> Finding:

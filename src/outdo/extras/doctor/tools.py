@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from outdo.extras.doctor.rewards import least_steps
 from outdo.extras.doctor.series import Finding, RunMetrics
 from outdo.utils.text import counted
 
@@ -70,7 +71,7 @@ def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
 
 def reward_follows_calls(run: RunMetrics) -> Iterator[Finding]:
     """Report that the reward pays for calls, and not for what comes of them."""
-    if span := run.lasting("reward_calls_correlation", above=0.9):
+    if span := run.lasting("reward_calls_correlation", above=0.9, least=least_steps(run)):
         yield span.finding(
             "warning",
             f"within groups the reward follows the number of calls (correlation {span.mean:.2f}), also among answers "
