@@ -156,6 +156,17 @@ def test_a_correlation_counts_only_with_enough_answers_behind_it(rule: str, metr
     assert len(found_by(rule, steps((6, many | {metric: sign})))) == 1
 
 
+def test_episodes_without_a_turn_left_are_not_told_to_write_longer_answers() -> None:
+    turns, tokens = "completions/turns_ratio", "completions/clipped_ratio"
+    assert roots(steps((9, {turns: 0.4, tokens: 0.45}))) == []
+    assert roots(steps((9, {turns: 0.9, tokens: 0.95}))) == ["turns_at_limit"]
+    (found,) = diagnose(steps((9, {turns: 0.4, tokens: 0.7})), recipe=GRPO)
+    assert found.text == "30% of the answers are truncated."
+    assert "Raise sampling.max_tokens" in found.advice
+    both = steps((9, {turns: 0.6, tokens: 1.0}))
+    assert roots(both) == ["turns_at_limit", "truncation"]
+
+
 EQUAL = {"frac_reward_zero_std": 1.0, "right": 0.2, "moved_right_way": 0.9}
 ALL_WRONG, ALL_RIGHT = EQUAL | {"frac_all_wrong": 0.8}, EQUAL | {"frac_all_right": 0.8}
 IDENTICAL = EQUAL | {"completions/identical_ratio": 1.0}

@@ -12,8 +12,8 @@ from outdo.extras.doctor.series import Finding, RunMetrics, significant_change
 
 
 def truncation(run: RunMetrics) -> Iterator[Finding]:
-    """Report that many answers are truncated."""
-    if span := run.lasting("completions/clipped_ratio", above=0.2):
+    """Report that many answers are truncated. `turns_at_limit` reports the episodes that ended for want of a turn."""
+    if span := run.lasting("completions/clipped_ratio", above=0.2, without="completions/turns_ratio"):
         limit = f" = {run.setting('sampling.max_tokens')}" if run.setting("sampling.max_tokens") else ""
         limit += " (of an episode) and environment.turn_tokens (of a turn)" if run.setting("environment") else ""
         yield run.fault(

@@ -81,15 +81,21 @@ class RunMetrics:
         return Span(metric, whole.steps[these], whole.values[these])
 
     def lasting(
-        self, metric: str, *, above: float = -math.inf, below: float = math.inf, least: int | None = None
+        self,
+        metric: str,
+        *,
+        above: float = -math.inf,
+        below: float = math.inf,
+        least: int | None = None,
+        without: str = "",
     ) -> Span | None:
         """Return the ranges of steps in which the metric stays between `above` and `below`, as one span; None if none.
 
         A range holds at least `least` such values; by default `MIN_STEPS`, or all of a run that is shorter, but not
         fewer than `FEWEST_STEPS`. Its mean and its first and last values are inside the limits too, and at most
-        `MAX_GAP` values in a row are outside.
+        `MAX_GAP` values in a row are outside. The metric `without` is subtracted, where it has a value.
         """
-        whole = self.span(metric)
+        whole = self._difference(metric, without) if without else self.span(metric)
         least = least or max(FEWEST_STEPS, min(MIN_STEPS, len(whole.steps)))
         inside = [place for place, value in enumerate(whole.values) if above < value < below]
         starts = [n for n in range(len(inside)) if n == 0 or inside[n] - inside[n - 1] > MAX_GAP + 1]
@@ -104,6 +110,12 @@ class RunMetrics:
         steps = tuple(step for these in ranges for step in whole.steps[these])
         values = tuple(value for these in ranges for value in whole.values[these])
         return Span(metric, steps, values, spells=len(ranges))
+
+    def _difference(self, metric: str, without: str) -> Span:
+        whole, part = self.span(metric), self.span(without)
+        parts = dict(zip(part.steps, part.values, strict=True))
+        pairs = zip(whole.steps, whole.values, strict=True)
+        return Span(metric, whole.steps, tuple(value - parts.get(step, 0.0) for step, value in pairs))
 
     def fault(self, span: Span, text: str, advice: str, *, past: str) -> Finding:
         """Return a warning about a condition that lasted; if it is over, a note with the text in the past tense.
