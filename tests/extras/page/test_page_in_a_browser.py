@@ -13,9 +13,12 @@ from browser import PHONE, by_test_id, nearly_equal, number, open_page, watched_
 from playwright.sync_api import Browser, Page, expect
 from run_folders import write_small_run
 
+from outdo.algorithms.objectives.presets import grpo
 from outdo.extras.page.collect import View
 from outdo.extras.page.select import CheckpointComparison
+from outdo.extras.record.external import TokenValues, record_step
 from outdo.extras.record.parquet import read
+from outdo.testing import tiny_model
 
 LAST = 6
 """The step that the page of the small run opens with."""
@@ -93,6 +96,39 @@ def of_token(row: Row, index: int) -> dict[str, float | None]:
         "gap to bound": None if new is None or bound is None else bound - new,
         "trainer − engine": old - known["engine"],
     }
+
+
+def test_a_net_push_of_0_stays_0_on_the_page(page: Page, page_of, tmp_path: Path):
+    tokens = TokenValues(
+        advantages=[0.9, 0.33, -0.33, -0.9],
+        old_logprobs=[[-1.0123, -2.0]] * 4,
+        new_logprobs=[[-1.0223, -1.9], [-1.0223, -1.95], [-1.0223, -2.05], [-1.0223, -2.1]],
+        ref_logprobs=[[-1.0121, -2.01]] * 4,
+    )
+    record_step(
+        tmp_path / "run",
+        step=1,
+        tokenizer=tiny_model()[1],
+        prompts=["a"] * 4,
+        completions=["bc", "bd", "be", "bf"],
+        rewards=[1.0, 0.75, 0.25, 0.0],  # as the page sorts them
+        tokens=tokens,
+        objective=grpo(beta=0.04),
+    )
+    rows = read(tmp_path / "run", 1).to_pylist()
+    assert {row["net_push"][0] for row in rows} == {0.0}
+    assert all(row["kl_pull"][0] for row in rows)
+    open_page(page, page_of(tmp_path / "run"), step=1)
+    shown = by_test_id(page, "token")
+    for place, row in enumerate(rows):
+        shown.nth(2 * place).hover()
+        expect(by_test_id(page, "card")).to_contain_text("its net push is 0")
+        card = card_of(page)
+        assert card["net push"] == 0
+        assert nearly_equal(card["push of others"], -(row["policy_push"][0] + row["kl_pull"][0]))
+        shown.nth(2 * place + 1).hover()
+        expect(by_test_id(page, "card")).not_to_contain_text("its net push is 0")
+        assert card_of(page)["push of others"] == 0
 
 
 def is_right(name: str, shown: float | None, truth: Mapping[str, float | None]) -> bool:

@@ -33,6 +33,7 @@ FLOATS: Mapping[str, str] = {
     "entropy": "entropy",
     "policy_push": "policy_push",
     "kl_pull": "kl_pull",
+    "net_push": "net_push",  # not only its terms: their rounding would turn a sum of 0 into a push up or down
     "share": "share",
     "weight": "weight",
     "a": "a_logprobs",
@@ -87,7 +88,6 @@ def pack(table: Table) -> bytes:
     for name, column in FLOATS.items():
         if name not in ("a", "b") or column in table.column_names:
             columns[name] = floats_of(table, column, lengths)
-    columns["others"] = _other_pushes(table, lengths)
     top_columns, top_starts = _top_tokens(table, vocabulary)
     body = _Body()
     places = _add_columns(body, columns)
@@ -322,18 +322,6 @@ def _top_indices(entries: Any, vocabulary: _Vocabulary) -> Array:
     distinct = entries.take(pyarrow.array(first)).to_pylist()
     indices = [vocabulary.index_of(each["token_id"], each["piece"], each["token_bytes"]) for each in distinct]
     return numpy.array(indices, numpy.uint32)[place] if indices else numpy.zeros(0, numpy.uint32)
-
-
-def _other_pushes(table: Table, lengths: Array) -> Floats | None:
-    """Return the push of the group's other rollouts on the same probability: the net push minus the token's own.
-
-    Most tokens share their probability with no other rollout; for them this is 0.
-    """
-    net, policy, pull = (floats_of(table, name, lengths) for name in ("net_push", "policy_push", "kl_pull"))
-    if net is None or policy is None or pull is None:
-        return None
-    others = net - (policy + pull)
-    return numpy.where(numpy.abs(others) <= 1e-6 * (numpy.abs(policy) + numpy.abs(pull)), numpy.float32(0), others)
 
 
 def _trained(table: Table, lengths: Array) -> Array | None:

@@ -31,7 +31,7 @@ DEFAULT_BYTES = 7_000_000
 LEADING_STEPS = 6
 """The maximum number of steps that a page names with the reason why they are worth opening."""
 
-TOKEN_COLUMNS = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), "net_push", *TOP_COLUMNS)
+TOKEN_COLUMNS = ("token_ids", "pieces", "token_bytes", "loss_mask", "clip", *FLOATS.values(), *TOP_COLUMNS)
 SHOWN_COLUMNS = (
     *("step", "group", "rollout", "prompt_id", "prompt_token_ids", "prompt_pieces", "answer", "reward", "reward_parts"),
     *("status", "right", "advantage", "baseline", "finish_reason", "policy_version", "temperature", "measured"),

@@ -2,6 +2,7 @@
 'use strict';
 
 const NOISE = 1e-5; // log-probabilities (nats) that differ by no more than this count as equal, as in the metrics
+const ROUNDING = 2 ** -13; // pushes have four digits: a difference of some is 0 if it is no more than this share of them
 const REACHED = 1,
   CLIPPED = 2,
   WRONG = 4,
@@ -49,7 +50,8 @@ const cached = (make) => {
 function stepOf(header, body, entry) {
   const tokens = header.rows.reduce((last, row) => Math.max(last, row.start + row.length), 0);
   const column = cached((name) => {
-    if (name === 'net') return netOf(column, tokens);
+    if (name === 'net') return netOf(column);
+    if (name === 'others') return othersOf(column);
     const kept = header.columns[name], values = kept ? columnOf(kept, body, tokens) : null;
     const base = values && kept.beside ? column(kept.beside) : null; // stored as the difference from another column
     return base ? values.map((value, i) => value + base[i]) : values;
@@ -107,13 +109,23 @@ function topOf(column, row, index) {
 }
 
 /**
- * Compute the net push of each token: all terms, summed over the rollouts of the group that have this token at this
- * place. They push the same probability, some up and some down, and it can only follow the sum.
+ * Return the net push of each token, 0 where it is not known: all terms, summed over the rollouts of the group that have
+ * this token at this place. They push the same probability, some up and some down, and it can only follow the sum.
  */
-function netOf(column, tokens) {
-  const terms = ['policy_push', 'kl_pull', 'others'].map(column);
-  if (!terms[0]) return null;
-  return Float32Array.from({ length: tokens }, (_, i) => terms.reduce((sum, term) => sum + (term?.[i] || 0), 0));
+function netOf(column) {
+  const net = column('policy_push') && column('net_push'); // the latter is 0 also in a step without an update
+  return net && net.map((push) => push || 0);
+}
+
+/** Compute the push of the group's other rollouts on the same probability: the net push without the token's own. */
+function othersOf(column) {
+  const [net, policy, pull] = ['net_push', 'policy_push', 'kl_pull'].map(column);
+  if (!net || !policy || !pull) return null;
+  return net.map((sum, i) => {
+    const others = sum - (policy[i] + pull[i]);
+    const size = Math.abs(sum) + Math.abs(policy[i]) + Math.abs(pull[i]);
+    return Math.abs(others) <= ROUNDING * size ? 0 : others;
+  });
 }
 
 /** Compute the flags of every token: what is underlined or dimmed. */
