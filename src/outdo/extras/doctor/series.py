@@ -95,7 +95,7 @@ class RunMetrics:
         fewer than `FEWEST_STEPS`. Its mean and its first and last values are inside the limits too, and at most
         `MAX_GAP` values in a row are outside. The metric `without` is subtracted, where it has a value.
         """
-        whole = self._difference(metric, without) if without else self.span(metric)
+        whole = self._difference(metric, without)
         least = least or max(FEWEST_STEPS, min(MIN_STEPS, len(whole.steps)))
         inside = [place for place, value in enumerate(whole.values) if above < value < below]
         starts = [n for n in range(len(inside)) if n == 0 or inside[n] - inside[n - 1] > MAX_GAP + 1]
@@ -113,6 +113,8 @@ class RunMetrics:
 
     def _difference(self, metric: str, without: str) -> Span:
         whole, part = self.span(metric), self.span(without)
+        if not part.steps:
+            return whole
         parts = dict(zip(part.steps, part.values, strict=True))
         pairs = zip(whole.steps, whole.values, strict=True)
         return Span(metric, whole.steps, tuple(value - parts.get(step, 0.0) for step, value in pairs))

@@ -59,7 +59,8 @@ function verdict({ first, last }) {
 }
 
 /** Return why the verdict is not certain. */
-const doubtAbout = (ends) => (haveIntervals(ends) ? 'The 95\u00a0% intervals overlap.' : 'No 95\u00a0% interval is known.');
+const doubtAbout = (ends) =>
+  haveIntervals(ends) ? 'The 95\u00a0% intervals overlap.' : 'No 95\u00a0% interval is known.';
 
 // A higher reward is no proof of better answers: without a rule for right, the answer is about the reward alone.
 const OF_REWARDS = {
