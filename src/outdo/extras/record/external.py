@@ -101,12 +101,11 @@ def record_step(
     because the step is not later than the last one (call `rewind` first).
     """
     per_completion = {"rewards": rewards, "answers": answers, "truncated": truncated}
-    parts = {name: [_plain(each) for each in values] for name, values in (reward_parts or {}).items()}
-    per_completion |= {f"reward_parts[{name!r}]": values for name, values in parts.items()}
+    per_completion |= {f"reward_parts[{name!r}]": values for name, values in (reward_parts or {}).items()}
     tokens = tokens or TokenValues()
     per_token = {field.name: getattr(tokens, field.name) for field in fields(TokenValues)}
     given = _StepInput(tokenizer, prompts, completions, per_completion, per_token)
-    groups = given.groups(parts, temperature)
+    groups = given.groups(reward_parts or {}, temperature)
     batch = given.with_token_values(Batch.from_groups(groups))
     chosen = objective or replace(reinforce(), weight=token_mean)
     updates: list[Update] = []
@@ -115,17 +114,13 @@ def record_step(
         updates.append(_first_update(batch, chosen, given.padded("entropy", batch)))
     done = Step(index=step, sampled=Sampled(groups=groups), batch=batch, updates=updates)
     record = token_record(done, chosen, given.padded("new_logprobs", batch))
-    all_metrics = _known_metrics(done) | movement_metrics(record, batch) | dict(metrics or {})
+    known = {name: value for name, value in step_metrics(done).items() if not name.startswith(("updates/", "passes/"))}
+    all_metrics = known | movement_metrics(record, batch) | dict(metrics or {})
     with RunFolder(Path(folder)) as run:
         run.append_metrics(step, _finite(all_metrics))
         old_top, new_top = given.top_tokens("old_top", batch), given.top_tokens("new_top", batch)
         table = record_table(done, record, TokenTexts(tokenizer), about={}, old_top=old_top, new_top=new_top)
         return parquet.write(run.path, step, table)
-
-
-def _known_metrics(step: Step) -> dict[str, float]:
-    """Return the metrics of a step without those of updates, which another loop has made."""
-    return {name: value for name, value in step_metrics(step).items() if not name.startswith(("updates/", "passes/"))}
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -235,7 +230,7 @@ class _StepInput:
             reward=reward if math.isfinite(reward) else 0.0,
             right=given if isinstance(given, bool) else None,
             status="ok" if math.isfinite(reward) else "failed",
-            reward_parts={name: values[place] for name, values in parts.items()},
+            reward_parts={name: _plain(values[place]) for name, values in parts.items()},
             finish_reason=FinishReason.length if self._value(place, "truncated", False) else FinishReason.stop,
             policy_version=0,
             temperature=temperature,

@@ -2,7 +2,7 @@
 'use strict';
 
 const NOISE = 1e-5; // log-probabilities (nats) that differ by no more than this count as equal, as in the metrics
-const ROUNDING = 2 ** -13; // pushes have four digits: a difference of some is 0 if it is no more than this share of them
+const ROUNDING = 2 ** -13; // pushes have four digits: a difference that is no more than this share of them is 0
 const REACHED = 1,
   CLIPPED = 2,
   WRONG = 4,
@@ -109,8 +109,8 @@ function topOf(column, row, index) {
 }
 
 /**
- * Return the net push of each token, 0 where it is not known: all terms, summed over the rollouts of the group that have
- * this token at this place. They push the same probability, some up and some down, and it can only follow the sum.
+ * Return the net push of each token, 0 where it is not known: all terms, summed over the rollouts of the group that
+ * have this token at this place. They push the same probability, some up and some down, and it can only follow the sum.
  */
 function netOf(column) {
   const net = column('policy_push') && column('net_push'); // the latter is 0 also in a step without an update
