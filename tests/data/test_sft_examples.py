@@ -63,13 +63,15 @@ def test_each_standard_format_is_named_and_read(name, written):
         {"prompt": "2+2?", "chosen": [SYSTEM, ASKED, ANSWERED], "rejected": [SYSTEM, ASKED, WRONG]},
         {"prompt": [ASKED], "chosen": [SYSTEM, ASKED, ANSWERED], "rejected": "5"},
         {"system": "Add.", "question": "2+2?", "chosen": "4", "rejected": "5"},
+        {"system": "Add.", "prompt": "2+2?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, WRONG]},
+        {"prompt": [SYSTEM], "completion": [ASKED, ANSWERED]},
         {"system": "Add.", "question": "2+2?", "response": "4"},
         {"system": "Add.", "prompt": [SYSTEM, ASKED], "completion": [ANSWERED]},
     ],
 )
 def test_a_system_message_is_read_where_it_stands(row, written):
     (example,) = read_examples(written([row]))[0]
-    assert (example.prompt, example.completion) == ((SYSTEM, ASKED), (ANSWERED,))
+    assert (*example.prompt, *example.completion) == (SYSTEM, ASKED, ANSWERED)
 
 
 def test_the_prompt_that_a_chosen_answer_repeats_may_have_other_spaces(written):
@@ -153,10 +155,13 @@ def test_a_faulty_row_is_reported_with_its_number_and_reason(row, reason, writte
         ({"prompt": "2+2?"}, "no column looks like the answers to learn; name it: --answer NAME (columns: prompt)"),
         ({"prompt": [ASKED], "completion": [ASKED]}, "the completion has no message by the assistant"),
         ({"chosen": "4", "rejected": "5"}, 'the columns "chosen" and "rejected" have no common beginning'),
-        (
-            {"prompt": "1+1?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, WRONG]},
-            'column "chosen" begins with other messages than the prompt',
-        ),
+        *[
+            (
+                {"prompt": prompt, "chosen": [*system, ASKED, ANSWERED], "rejected": "5"},
+                'column "chosen" begins with other messages than the prompt',
+            )
+            for prompt, system in (("1+1?", ()), ([SYSTEM, ASKED], ({"role": "system", "content": "Multiply."},)))
+        ],
     ],
     ids=str,
 )

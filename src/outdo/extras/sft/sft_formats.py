@@ -247,21 +247,29 @@ def _split_at_prompt(
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Return the prompt, and a completion without the messages of the prompt, which preference data repeats in it.
 
-    They may follow a system message that the prompt lacks: it belongs to the prompt then. Raises `ValueError` if the
-    completion begins with another question.
+    A system message that only one of both has belongs to the prompt. Raises `ValueError` if the completion begins with
+    another question.
     """
     given, learned = tuple(prompt), tuple(completion)
-    if learned[0]["role"] == "system" and given[0]["role"] != "system":
-        given = (learned[0], *given)
-    if list(map(_said, learned[: len(given)])) == list(map(_said, given)):
-        return given, learned[len(given) :]
-    if learned[0]["role"] == "system" or learned[0]["role"] == prompt[-1]["role"] == "user":
+    (first, asked), (second, answered) = map(_after_system, (given, learned))
+    same_system = not first or not second or _are_alike(first, second)
+    if same_system and _are_alike(answered[: len(asked)], asked):
+        return (*(first or second), *asked), answered[len(asked) :]
+    if learned[0]["role"] == "system" or learned[0]["role"] == given[-1]["role"] == "user":
         raise ValueError(f'column "{column}" begins with other messages than the prompt')
-    return tuple(prompt), learned
+    return given, learned
 
 
-def _said(message: Message) -> Message:
-    return {**message, "content": message["content"].strip()}
+def _after_system(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Return the system message, if there is one, and the other messages."""
+    start = int(messages[0]["role"] == "system")
+    return messages[:start], messages[start:]
+
+
+def _are_alike(first: Sequence[Message], second: Sequence[Message]) -> bool:
+    """Return whether messages are the same but for white space around their texts."""
+    contents = [[{**each, "content": each["content"].strip()} for each in part] for part in (first, second)]
+    return contents[0] == contents[1]
 
 
 def _system(row: Row) -> str | None:
