@@ -163,6 +163,21 @@ def methods(runs: Sequence[Result]) -> str:
     return rows(f"{head} at equal reward | answers to 50 % | to 80 % |", lines)
 
 
+def method_seeds(runs: Sequence[Result]) -> str:
+    """Each seed of the methods on `instructions`; the first runs did not count different words."""
+    lines = []
+    for run in (run for name in ALL_METHODS for run in of(runs, "instructions", name)):
+        lengths = run["curve"]["length"]
+        words = [each.get("rows/greedy_distinct_words") for each in (run["before"], run["after"])]
+        lines.append(
+            f"| `{run['name'].split('/')[1]}` | {run['seed']} | {run['after']['kinds/greedy_reward']:.3f} "
+            f"| {fmean(lengths[:LAST]):.0f} → {fmean(lengths[-LAST:]):.0f} | {run['after']['start_logprob']:.2f} "
+            f"| {'' if None in words else ' → '.join(f'{share:.0%}' for share in words)} "
+            f"| {run['peak_bytes'] / 1e9:.1f} |"
+        )
+    return rows("| method | seed | reward, kinds | length | under the start | different words | peak GB |", lines)
+
+
 def drifts_at_equal_reward(made: Mapping[str, Sequence[Result]]) -> dict[str, float]:
     """Return the mean log-probability of greedy answers under the start, when the held-out reward is half-way.
 
@@ -351,6 +366,7 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "tuning": tuning,
     "trl": trl,
     "methods": methods,
+    "method_seeds": method_seeds,
     "passes": passes,
     "distance": distance,
     "missing": missing,

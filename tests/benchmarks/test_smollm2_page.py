@@ -23,7 +23,7 @@ def made(name: str, reward: float = 0.5, **fields: Any) -> dict[str, Any]:
     summary = {**held_out, "rows/greedy": 0.25, "kinds/greedy": 0.125, "reads/mean": 1.0, "start_logprob": -1.0}
     summary["greedy_reward"] = reward
     before = summary | {"rows/greedy_reward": 0.25, "kinds/greedy_reward": 0.25, "greedy_reward": 0.25}
-    names = ("entropy", "identical", "moved", "attained", "overshoot", "updates", "kl", "clipped", "seconds")
+    names = ("entropy", "identical", "moved", "attained", "overshoot", "updates", "kl", "clipped", "seconds", "length")
     return {
         "name": name,
         "task": task,
@@ -125,6 +125,19 @@ def test_a_method_of_which_a_seed_never_gets_there_has_no_number_of_answers():
     lines = tables.methods([fast, slow]).splitlines()
     assert lines[2].endswith("| 960 | 960 |")
     assert lines[3].endswith("| not all seeds | not all seeds |")
+
+
+def test_each_seed_of_a_method_has_its_length_and_its_words():
+    run, first = made("instructions/gspo/0", 0.4), made("instructions/grpo/0", 0.4)
+    run["curve"]["length"] = [42.0] * 10 + [30.0] * 40 + [11.0] * 10
+    for evaluation, share in ((run["before"], 0.24), (run["after"], 0.04)):
+        evaluation["rows/greedy_distinct_words"] = share
+    head, _, without, line = tables.method_seeds([run, first]).splitlines()
+    cells = dict(zip(head.split("|"), line.split("|"), strict=True))
+    assert cells[" method "] == " `gspo` "
+    assert (cells[" length "], cells[" different words "]) == (" 42 → 11 ", " 24% → 4% ")
+    assert without.startswith("| `grpo` | 0 |")
+    assert without.split("|")[-3].strip() == ""
 
 
 def test_drift_is_read_where_the_rewards_are_equal():
