@@ -39,7 +39,7 @@ def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if len(answers) > 1:
         beginnings = [[each[:BEGINNING] for each in group] for group in words]
         metrics |= {
-            "completions/identical_across_ratio": _shared([[*map(_whole_answer, group)] for group in answers]),
+            "completions/identical_across_ratio": _shared([[*map(_own_words, group)] for group in answers]),
             "completions/same_beginning_ratio": _shared(beginnings),
         }
     return metrics
@@ -55,8 +55,8 @@ def _words(rollout: Rollout) -> tuple[str, ...]:
     return tuple(WORD.findall(rollout.text.lower()))
 
 
-def _whole_answer(rollout: Rollout) -> tuple[str, ...] | tuple[int, ...]:
-    """Return the words of an answer, or what the policy sampled in an episode."""
+def _own_words(rollout: Rollout) -> tuple[str, ...] | tuple[int, ...]:
+    """Return the words of an answer; of an episode, the tokens that the policy sampled."""
     if all(rollout.loss_mask):
         return _words(rollout)
     return tuple(token for token, own in zip(rollout.token_ids, rollout.loss_mask, strict=True) if own)
