@@ -62,6 +62,12 @@ BRANCHES: dict[str, list[dict[str, Any]]] = {  # settings that give others a mea
             "prompt_data": "x.jsonl,y.jsonl",
             "prompt_data_probs": "0.5,0.5",
         },
+        {
+            "use_kl_loss": True,
+            "loss_agg_mode": "seq-mean-token-mean",
+            "is_correction_level": "token",
+            "param_dtype": "fp16",
+        },
     ],
 }
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from toys import batch_of, rollout
 
+from outdo.algorithms.objectives.divergences import k3
+from outdo.algorithms.objectives.weights import sequence_mean
 from outdo.config.file import load
-from outdo.extras.convert.conversion import written_recipe
+from outdo.extras.convert.conversion import table_of, written_recipe
 from outdo.extras.convert.openrlhf import ADVANTAGES, convert_openrlhf
 from outdo.extras.convert.reading import openrlhf_settings
 from outdo.run.build.method import advantage_of, objective_of
@@ -195,3 +197,121 @@ def test_the_recipe_has_the_loss_of_openrlhfs_formula(given: dict[str, Any], tmp
     (gradient,), (expected,) = torch.autograd.grad(ours, mine), torch.autograd.grad(theirs, its)
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
     assert expected.abs().max() > 1e-3
+
+
+def test_the_names_since_0_10_mean_what_the_earlier_ones_mean(tmp_path: Path) -> None:
+    table = table_of("openrlhf")
+    earlier = {
+        "pretrain": "m",
+        "prompt_data": "openai/gsm8k@main",
+        "rollout_batch_size": 128,
+        "n_samples_per_prompt": 8,
+        "train_batch_size": 512,
+        "advantage_estimator": "group_norm",
+        "use_kl_loss": True,
+        "init_kl_coef": 1e-3,
+        "kl_estimator": "k3",
+        "actor_learning_rate": 5e-7,
+        "eps_clip_low_high": [0.2, 0.28],
+        "max_new_tokens": 512,
+        "apply_chat_template": True,
+        "bf16": True,
+        "lora_rank": 8,
+        "use_wandb": "KEY",
+    }
+    later = {table["renamed"].get(name, name): value for name, value in earlier.items() if name != "bf16"}
+    before, after = convert_openrlhf(earlier, rows=1000), convert_openrlhf(later, rows=1000)
+    assert before.mistakes == after.mistakes == []
+    assert before.settings.pop("data.max_prompt_tokens") == 1024  # the limit that later versions do not have
+    assert after.settings == before.settings
+    assert after.settings["data.path"] == "openai/gsm8k/main:train"
+    assert after.settings["precision"] == "bfloat16"
+    assert after.remarks == [
+        "train.batch_size = 512: OpenRLHF divides the answers into minibatches, outdo keeps groups whole",
+        "reward.clip_range = [-10, 10]: a reward function of outdo limits its own values",
+        'actor.lr_scheduler = "cosine_with_min_lr": '
+        "OpenRLHF's cosine ends at 0.1 times the learning rate, outdo's at 0",
+    ]
+
+
+def test_mistakes_have_the_names_that_are_written() -> None:
+    written = {"data.prompt_dataset": "x.jsonl", "train.batch_size": 300, "rollout.n_samples_per_promt": 4}
+    assert convert_openrlhf(written).mistakes == [
+        "train.batch_size = 300: does not divide the 1024 answers of a batch",
+        "rollout.n_samples_per_promt: OpenRLHF has no such setting; did you mean rollout.n_samples_per_prompt?",
+    ]
+
+
+def test_an_answer_without_a_limit_of_its_own_has_that_of_prompt_and_answer(tmp_path: Path) -> None:
+    recipe = recipe_of({"actor.model_name_or_path": "m", "data.prompt_dataset": "x.jsonl"}, tmp_path)
+    assert recipe.sampling.max_tokens == 2048
+    said = convert_openrlhf({"data.max_len": 4096}).remarks
+    assert any(each.startswith("data.max_len = 4096: OpenRLHF limits prompt and answer together") for each in said)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"enable_vllm_is_correction": True}, {"name": "truncate", "low": 0.0, "high": 2.0}),
+        (
+            {"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": 3},
+            {"name": "truncate", "low": 0.0, "high": 3.0},
+        ),
+        ({"algo.advantage.is_correction_enable": True}, {"name": "truncate", "low": 0.5, "high": 5.0}),
+        (
+            {"algo.advantage.is_correction_enable": True, "algo.advantage.is_correction_type": "icepop"},
+            {"name": "mask", "low": 0.5, "high": 5.0},
+        ),
+        ({"algo.advantage.is_correction_level": "token"}, {"name": "mask", "low": 0.5, "high": 5.0}),
+        (
+            {
+                "algo.advantage.is_correction_level": "token",
+                "algo.advantage.is_correction_mode": "clip",
+                "algo.advantage.is_correction_threshold": 4,
+            },
+            {"name": "truncate", "low": 0.0, "high": 4.0},
+        ),
+        ({"algo.advantage.is_correction_level": "seq"}, {"name": "sequence_mask", "low": 0.5, "high": 5.0}),
+    ],
+)
+def test_the_correction_of_each_version(flags: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    names = table_of("openrlhf")["renamed"] if any("." in name for name in flags) else {}
+    recipe = recipe_of({names.get(name, name): value for name, value in NEEDED.items()} | flags, tmp_path)
+    assert recipe.train.objective.options["correction"] == expected
+    objective_of(recipe)
+
+
+def test_the_mean_over_answers_and_the_unbiased_gradient_are_not_undone_by_compat(tmp_path: Path) -> None:
+    """`compat("openrlhf")` has the loss of earlier versions: a mean over tokens, and a KL without the ratio."""
+    flags = {"use_kl_loss": True, "loss_agg_mode": "seq-mean-token-mean", "unbiased_gradient": True}
+    objective: Any = objective_of(recipe_of(NEEDED | flags, tmp_path))
+    assert objective.weight is sequence_mean
+    assert objective.kl_ratio
+    assert objective.divergence is k3
+    said = convert_openrlhf(NEEDED | flags).remarks
+    assert sum("without train.compat" in each for each in said) == 2
+    assert any(each.startswith("use_kl_loss = true: OpenRLHF's KL is a mean over tokens") for each in said)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_unbiased_gradient_of_the_kl_is_that_of_openrlhfs_formula(estimator: str, tmp_path: Path) -> None:
+    """`compute_approx_kl` of OpenRLHF 0.11: for each estimator the gradient of ρ d² / 2, with ρ as a constant."""
+    flags = {"use_kl_loss": True, "kl_estimator": estimator, "unbiased_gradient": True, "init_kl_coef": 0.5}
+    objective: Any = objective_of(recipe_of(NEEDED | flags, tmp_path))
+    batch = batch_of([rollout(4, 0.0), rollout(1, 0.0)], [rollout(2, 0.0), rollout(5, 0.0)])
+    random = torch.Generator().manual_seed(5)
+    old, step, apart = (torch.randn(batch.token_ids.shape, generator=random) for _ in range(3))
+    now = (old + 0.3 * step).requires_grad_()
+    batch = batch.with_(old_logprobs=old, ref_logprobs=old + apart, rollout_logprobs=old)
+    batch = batch.with_(advantages=torch.zeros_like(old))
+    (gradient,) = torch.autograd.grad(objective(TokenScores(logprobs=now), batch).loss, now)
+    ratio, d = (now - old).exp().detach(), now - batch.ref_logprobs
+    theirs = 0.5 * (ratio * d.square() / 2 * batch.loss_mask).sum() / batch.loss_mask.sum()
+    (expected,) = torch.autograd.grad(theirs, now)
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
+    assert expected.abs().max() > 1e-3
+
+
+def test_several_reward_models_are_several_rewards(tmp_path: Path) -> None:
+    recipe = recipe_of(NEEDED | {"reward_pretrain": "first,second"}, tmp_path)
+    assert [each.options["path"] for each in recipe.rewards] == ["first", "second"]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from outdo.config.messages import format_value, to_toml
@@ -122,11 +123,19 @@ def table_of(library: str) -> Mapping[str, Any]:
 
 
 def converted(
-    library: str, written: Mapping[str, Any], rules: Sequence[Rule], *, remarks: Sequence[str] = ()
+    library: str,
+    written: Mapping[str, Any],
+    rules: Sequence[Rule],
+    *,
+    remarks: Sequence[str] = (),
+    other_defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Conversion:
-    """Return the recipe for the settings of a library, by its rules in their order. `remarks` come first."""
+    """Return the recipe for the settings of a library, by its rules in their order. `remarks` come first.
+
+    `other_defaults` are those in which a version of the library differs from its table; None for a setting without one.
+    """
     table = table_of(library.lower())
-    defaults = dict(dotted(table["defaults"]))
+    defaults = {**dict(dotted(table["defaults"])), **other_defaults}
     conversion = Conversion(library=library, given=Given(written, defaults), remarks=list(remarks))
     if conversion.check_types(table["numbers"].split()):
         conversion.settings["train.compat"] = library.lower()

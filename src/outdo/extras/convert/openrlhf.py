@@ -1,6 +1,11 @@
-"""Convert the flags of OpenRLHF's `train_ppo_ray` into the settings of a recipe."""
+"""Convert the flags of OpenRLHF's `train_ppo_ray` into the settings of a recipe.
+
+The rules have the names of OpenRLHF before 0.10. Those of later versions are translated before, and translated back in
+what the user reads.
+"""
 
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -9,12 +14,15 @@ from outdo.extras.convert.conversion import (
     OWN_ENGINE,
     Conversion,
     Rule,
+    as_list,
     converted,
     data_source,
     piece,
     put_epochs,
     put_evaluation,
+    table_of,
 )
+from outdo.extras.convert.openrlhf_objective import put_objective
 from outdo.utils.text import counted
 
 ADVANTAGES = {
@@ -30,12 +38,45 @@ WHITENED = ("gae", "reinforce", "reinforce_baseline")
 AFTER_BASELINE = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 """The values of `advantage_estimator` with which OpenRLHF subtracts the KL from tokens, after the baseline."""
 
+WITHOUT_DEFAULT = {"generate_max_len": None, "prompt_max_len": None}
+"""The flags that OpenRLHF 0.10 no longer has."""
+
 
 def convert_openrlhf(
     written: Mapping[str, Any], *, remarks: tuple[str, ...] = (), rows: int | None = None
 ) -> Conversion:
     """Return the recipe for flags of OpenRLHF, by their names. `rows` is the number of training questions."""
-    return converted("OpenRLHF", written, (partial(_batch, rows=rows), *RULES), remarks=remarks)
+    table = table_of("openrlhf")
+    since_0_10: Mapping[str, str] = table["renamed"]
+    earlier = {new: old for old, new in since_0_10.items()}
+    is_later = any("." in name for name in written)
+    conversion = converted(
+        "OpenRLHF",
+        _with_bounds({earlier.get(name, name): value for name, value in written.items()}),
+        (partial(_batch, rows=rows), *RULES),
+        remarks=remarks,
+        other_defaults=table["defaults_since_0_10"] | WITHOUT_DEFAULT if is_later else {},
+    )
+    if is_later:
+        conversion.remarks = [_renamed(each, since_0_10) for each in conversion.remarks]
+        conversion.mistakes = [_renamed(each, since_0_10) for each in conversion.mistakes]
+    return conversion
+
+
+def _with_bounds(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags with both bounds of the correction: a number alone is the upper one."""
+    name = "vllm_is_truncated_threshold"
+    bounds = as_list(written.get(name))
+    is_one = len(bounds) == 1 and isinstance(bounds[0], int | float)
+    return {**written, **({name: [0.0, *bounds]} if is_one else {})}
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """Return a remark with the names of later versions: that at its beginning, and inside those that are no words."""
+    start = re.match(r"\w+", text)
+    first = start[0] if start else ""
+    rest = re.sub(r"(?<![\w.])\w*_\w*", lambda match: names.get(match[0], match[0]), text[len(first) :])
+    return names.get(first, first) + rest
 
 
 def _batch(c: Conversion, rows: int | None) -> None:
@@ -60,32 +101,6 @@ def _batch(c: Conversion, rows: int | None) -> None:
     if given["dynamic_filtering"]:
         c.settings["train.dynamic_sampling"] = 10
         c.remark("dynamic_filtering_reward_range", "outdo replaces groups whose rewards are all equal")
-
-
-def _objective(c: Conversion) -> None:
-    given, kind = c.given, c.given["policy_loss_type"]
-    low, high = c.pair("eps_clip_low_high", (given["eps_clip"], given["eps_clip"]))
-    gae = given["advantage_estimator"] == "gae"
-    options: dict[str, Any] = {"clip_low": low, "clip_high": high}
-    if kind == "gspo":
-        name = "gspo"
-    elif kind == "ppo":
-        name = "ppo" if gae else "grpo"
-        if given["dual_clip"] is not None:
-            options = {"surrogate": piece("clip", low=low, high=high, dual=given["dual_clip"])}
-        options["weight"] = "token_mean"
-    else:
-        c.mistakes.append(f"policy_loss_type = {kind}: expected ppo or gspo")
-        return
-    if given["use_kl_loss"]:
-        options |= {"beta": given["init_kl_coef"], "divergence": given["kl_estimator"], "kl_ratio": False}
-    elif name == "grpo":
-        options["beta"] = 0.0  # the published GRPO has 0.04
-    if given["entropy_loss_coef"]:
-        options["entropy_bonus"] = given["entropy_loss_coef"]
-    if given["enable_vllm_is_correction"]:
-        options["correction"] = piece("truncate", high=float(given["vllm_is_truncated_threshold"]))
-    c.settings["train.objective"] = {"name": name, **options}
 
 
 def _advantage(c: Conversion) -> None:
@@ -165,14 +180,21 @@ def _data(c: Conversion) -> None:
         c.settings["data.answer"] = given["label_key"]
     if not given["apply_chat_template"]:
         c.settings["data.template"] = str(given["input_template"] or "{}").replace("{}", "{prompt}")
-    c.settings["data.max_prompt_tokens"] = given["prompt_max_len"]
+    if given["prompt_max_len"] is not None:
+        c.settings["data.max_prompt_tokens"] = given["prompt_max_len"]
     if "prompt_max_len" in given.written:
         c.remark("prompt_max_len", "OpenRLHF shortens a longer prompt, outdo drops its question")
 
 
 def _sources(names: Any, split: Any) -> str | list[str]:
-    """Return the data set, or the list of those with commas between them, as `data.path` names them."""
-    sources = [data_source(name.strip(), split or "train") for name in str(names).split(",")]
+    """Return the data set, or the list of those with commas between them, as `data.path` names them.
+
+    OpenRLHF reads the folder FOLDER of "NAME@FOLDER", which mostly is that of the configuration with this name.
+    """
+    sources = []
+    for each in str(names).split(","):
+        name, _, folder = each.strip().partition("@")
+        sources.append(data_source(name.strip(), split or "train", folder.strip() or None))
     return sources[0] if len(sources) == 1 else sources
 
 
@@ -204,7 +226,11 @@ def _mixed(c: Conversion, sources: str | list[str]) -> Any:
 def _rewards(c: Conversion) -> None:
     given = c.given
     model, remote = given["reward_pretrain"], given["remote_rm_url"]
-    rewards: list[Any] = [{"name": "reward_model", "path": model}] if model else []
+    rewards: list[Any] = []
+    if model:
+        rewards += [{"name": "reward_model", "path": path.strip()} for path in str(model).split(",")]
+    if len(rewards) > 1:
+        c.remark("reward_pretrain", "the rewards are added up; set the weight of each")
     if remote:
         c.remark(
             "remote_rm_url",
@@ -230,8 +256,10 @@ def _model(c: Conversion) -> None:
             c.settings["weights"] = "nf4"
         if given["lora_dropout"]:
             c.remark("lora_dropout", "outdo trains without dropout")
-    if given["bf16"]:
+    if given["bf16"] or given["param_dtype"] == "bf16":
         c.settings["precision"] = "bfloat16"
+    elif given["param_dtype"] is not None:
+        c.remark("param_dtype", "outdo trains in bfloat16 or float32; set precision")
     c.settings["train.gradient_checkpointing"] = given["gradient_checkpointing"]
 
 
@@ -239,14 +267,33 @@ def _optimiser(c: Conversion) -> None:
     given = c.given
     for name in ("temperature", "top_p"):
         c.settings[f"sampling.{name}"] = float(given[name])
-    c.settings["sampling.max_tokens"] = given["generate_max_len"]
+    c.settings["sampling.max_tokens"] = _longest_answer(c)
     c.settings["optim.lr"] = float(given["actor_learning_rate"])
     c.settings["optim.clip_norm"] = float(given["max_norm"])
-    betas, decay = list(given["adam_betas"]), float(given["l2"])
-    c.settings["optim.algorithm"] = piece("adamw", betas=betas, weight_decay=decay)
-    kind = str(given["lr_scheduler"])
+    betas, eps, decay = list(given["adam_betas"]), float(given["adam_eps"]), float(given["l2"])
+    c.settings["optim.algorithm"] = piece("adamw", betas=betas, eps=eps, weight_decay=decay)
+    if given["optim"] != "adam":
+        c.remark("optim", "outdo has no such optimiser; the recipe has adamw with the options of Adam")
+    _schedule(c)
+
+
+def _longest_answer(c: Conversion) -> int:
+    """Return the limit of an answer. Versions from 0.9.10 on limit prompt and answer together unless it is set."""
+    given, either = c.given, ("max_new_tokens", "generate_max_len")
+    if limit := next((given[name] for name in either if given.written.get(name)), None):
+        return int(limit)
+    if "max_len" not in given.written and given["generate_max_len"] is not None:
+        return given["generate_max_len"]
+    c.remark("max_len", "OpenRLHF limits prompt and answer together, the recipe the answer; set sampling.max_tokens")
+    return given["max_len"]
+
+
+def _schedule(c: Conversion) -> None:
+    given, kind = c.given, str(c.given["lr_scheduler"])
     if kind == "cosine_with_min_lr":
-        c.remark("lr_scheduler", "OpenRLHF's cosine ends at a tenth of the learning rate, outdo's at 0")
+        least = float(given["min_lr_ratio"])
+        if least:
+            c.remark("lr_scheduler", f"OpenRLHF's cosine ends at {least:g} times the learning rate, outdo's at 0")
     elif kind not in ("cosine", "linear", "constant", "constant_with_warmup"):
         c.remark("lr_scheduler", "outdo has constant, linear and cosine; the recipe has constant")
     name = next((each for each in ("cosine", "linear") if kind.startswith(each)), "constant")
@@ -260,6 +307,8 @@ def _during_the_run(c: Conversion) -> None:
     given = c.given
     if given["eval_steps"] > 0 and put_evaluation(c, "eval_steps", given["eval_steps"]):
         c.settings["eval.samples"] = given["eval_n_samples_per_prompt"]
+        if given["eval_temperature"] != 1:
+            c.remark("eval_temperature", "outdo samples the answers to held-out questions at temperature 1")
     if given["save_steps"] > 0:
         c.settings["checkpoint.every"] = given["save_steps"]
     if track := [name for name in ("wandb", "tensorboard") if given[f"use_{name}"]]:
@@ -270,4 +319,4 @@ def _during_the_run(c: Conversion) -> None:
     given.read |= {"save_path", "ckpt_path", "max_ckpt_num"}
 
 
-RULES: tuple[Rule, ...] = (_objective, _advantage, _data, _rewards, _model, _optimiser, _during_the_run)
+RULES: tuple[Rule, ...] = (put_objective, _advantage, _data, _rewards, _model, _optimiser, _during_the_run)
