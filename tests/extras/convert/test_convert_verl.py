@@ -187,6 +187,7 @@ def test_the_recipe_has_the_loss_of_verls_formula(name: str, tmp_path: Path) -> 
     case = {"old": old, "now": old + 0.6 * normal(), "entropy": normal().abs(), "rewards": batch.rewards}
     case["now"][:, 2] += 4.0  # far enough for the dual clip
     case |= {"ref": case["now"] + 0.8 * normal(), "mask": batch.loss_mask.float()}
+    case["ref"][:, 1] += 4.0  # far enough for the limit of k3
     batch = batch.with_(old_logprobs=old, ref_logprobs=case["ref"], rollout_logprobs=old)
     mine, its = (case["now"].clone().requires_grad_() for _ in range(2))
     objective: Any = objective_of(recipe)

@@ -35,7 +35,6 @@ def put_objective(c: Conversion) -> None:
 def _weight(c: Conversion) -> str:
     mode = c.given["loss_agg_mode"]
     if mode == "seq-mean-token-mean":
-        _without_compat(c, "loss_agg_mode")
         return "sequence_mean"
     if mode != "token-mean":
         c.mistakes.append(f"loss_agg_mode = {mode}: expected token-mean or seq-mean-token-mean")
@@ -43,20 +42,16 @@ def _weight(c: Conversion) -> str:
 
 
 def _divergence(c: Conversion, kind: str) -> dict[str, Any]:
-    """Return the divergence of the loss. OpenRLHF's unbiased gradient is that of k3 times the ratio, for each k."""
+    """Return the divergence of the loss. OpenRLHF's unbiased gradient is that of k3 times the ratio, for each k.
+
+    It clamps this ratio at 10, and no value there; `train.compat` has its limit of 10 on the value instead.
+    """
     given = c.given
     if kind == "gspo" or given["loss_agg_mode"] == "seq-mean-token-mean":
         c.remark("use_kl_loss", "OpenRLHF's KL is a mean over tokens, outdo's is one over answers, as the policy loss")
     if not given["unbiased_gradient"]:
         return {"divergence": given["kl_estimator"], "kl_ratio": False}
-    _without_compat(c, "unbiased_gradient")
     return {"divergence": "k3", "kl_ratio": True}
-
-
-def _without_compat(c: Conversion, name: str) -> None:
-    """Leave out `train.compat`, which has another loss than versions since 0.11 have with this flag."""
-    c.settings.pop("train.compat", None)
-    c.remark(name, "the recipe has it without train.compat, so that no ratio and no KL of a token is clamped")
 
 
 def _correction(c: Conversion, kind: str) -> Any | None:

@@ -58,10 +58,15 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 
+LIMITED = ("level", "divergence")
+"""The pieces of an objective that `compat` does not replace, but limits."""
+
+
 def objective_of(recipe: Recipe) -> Objective:
     """Build the recipe's objective: a preset, with some pieces replaced, in the conventions of `train.compat`.
 
-    An option that is written in the recipe overrides a convention. Where the engine is not the trainer, an objective
+    An option that is written in the recipe overrides a convention, but for the limits that the library has for each
+    level and each divergence. Where the engine is not the trainer, an objective
     without a correction gets truncated importance weights, unless the recipe has `correction = "none"`.
     """
     piece, train = recipe.train.objective, recipe.train
@@ -74,8 +79,8 @@ def objective_of(recipe: Recipe) -> Objective:
         raise UserError(
             [f'train.compat = "{train.compat}": {piece.name} is not an objective that other libraries have']
         )
-    written = {field.name: getattr(objective, field.name) for field in fields(objective) if field.name in piece.options}
-    return replace(compat(train.compat, objective), **written)
+    chosen = [field.name for field in fields(objective) if field.name in piece.options and field.name not in LIMITED]
+    return replace(compat(train.compat, objective), **{name: getattr(objective, name) for name in chosen})
 
 
 def piece_mistakes(recipe: Recipe) -> list[str]:
