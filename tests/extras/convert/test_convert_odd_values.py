@@ -50,6 +50,11 @@ BRANCHES: dict[str, list[dict[str, Any]]] = {  # settings that give others a mea
         {"algorithm.rollout_correction.rollout_is": "token", f"{LOSS}.loss_mode": "kl_cov"},
         {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.optim.lr_scheduler_type": "cosine", f"{LOSS}.loss_mode": "sapo"},
         {"algorithm.adv_estimator": "gae", "data.val_files": "y.parquet"},
+        {
+            "algorithm.rollout_correction.bypass_mode": True,
+            "algorithm.rollout_correction.rollout_rs": "token_k1,seq_mean_k3",
+            "algorithm.rollout_correction.rollout_rs_threshold": "0.5_2.0,0.1",
+        },
     ],
     "openrlhf": [
         {},

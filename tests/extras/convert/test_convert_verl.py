@@ -1,5 +1,6 @@
 """A configuration of verl becomes a recipe with the numbers of verl, and the loss of its formula."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,102 @@ def test_the_recipe_has_the_loss_of_verls_formula(name: str, tmp_path: Path) -> 
     (gradient,), (expected,) = torch.autograd.grad(ours, mine), torch.autograd.grad(theirs, its)
     torch.testing.assert_close(gradient, expected * batch.loss_mask, rtol=1e-5, atol=1e-6)
     assert expected.abs().max() > 1e-3
+
+
+# ------------------------------------------------------------------------------------------------------- the correction
+
+RC = "algorithm.rollout_correction"
+TOKEN_TIS = {"name": "truncate", "level": "token", "high": 2.0}
+
+
+def rejection(level: str, estimator: str, high: float, **low: float) -> dict[str, Any]:
+    return {"name": "reject", "level": level, "estimator": estimator, **low, "high": high}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"rollout_is": "token"}, TOKEN_TIS),
+        ({"rollout_is": "token", "rollout_is_threshold": 2}, TOKEN_TIS),
+        (
+            {"rollout_is": "sequence", "rollout_is_threshold": "0.5_2"},
+            {"name": "mask", "level": "sequence", "low": 0.5, "high": 2.0},
+        ),
+        (
+            {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"},
+            rejection("geometric", "k1", math.log(1.001), low=math.log(0.999)),
+        ),
+        (
+            {"rollout_rs": "token_k1", "rollout_rs_threshold": 2},
+            rejection("token", "k1", math.log(2), low=-math.log(2)),
+        ),
+        (
+            {"rollout_is": "token", "rollout_rs": "seq_sum_k2, seq_max_k3", "rollout_rs_threshold": "0.2,0.01"},
+            [TOKEN_TIS, rejection("sequence", "k2", 0.2), rejection("max", "k3", 0.01)],
+        ),
+    ],
+)
+def test_the_rollout_correction_becomes_one_or_several_corrections(
+    given: dict[str, Any], expected: Any, tmp_path: Path
+) -> None:
+    recipe = recipe_of(GRPO | {f"{RC}.{name}": value for name, value in given.items()}, tmp_path)
+    assert recipe.train.objective.options["correction"] == expected
+    objective_of(recipe)
+
+
+def test_a_hydra_text_with_two_bounds_is_read_as_two(tmp_path: Path) -> None:
+    written, _ = verl_settings(None, [f"{RC}.rollout_is=token", f"{RC}.rollout_is_threshold='0.5_2'"])
+    options = recipe_of(GRPO | written, tmp_path).train.objective.options
+    assert options["correction"] == {"name": "mask", "level": "token", "low": 0.5, "high": 2.0}
+
+
+def test_the_bypass_mode(tmp_path: Path) -> None:
+    """Its ppo_clip has no weights but those of the ratio; its reinforce has them."""
+    given = {f"{RC}.bypass_mode": True, f"{RC}.rollout_is": "token"}
+    clip = recipe_of(GRPO | given, tmp_path).train.objective
+    assert clip.name == "grpo"
+    assert clip.options["bypass"]
+    assert "correction" not in clip.options
+    plain = recipe_of(GRPO | given | {f"{RC}.loss_type": "reinforce"}, tmp_path)
+    assert plain.train.objective.name == "reinforce"
+    assert plain.train.objective.options["correction"] == TOKEN_TIS
+    objective: Any = objective_of(plain)
+    assert objective.bypass
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rollout_is": "answer"}, f"{RC}.rollout_is = answer: expected token or sequence"),
+        (
+            {"rollout_is": "token", "rollout_is_threshold": "2_0.5"},
+            f"{RC}.rollout_is_threshold = 2_0.5: expected a number above 0, or two with a _ between them",
+        ),
+        (
+            {"rollout_rs": "token", "rollout_rs_threshold": 2.0},
+            f"{RC}.rollout_rs = token: expected one of token, seq_sum, seq_mean, seq_max with _k1, _k2 or _k3 after it",
+        ),
+        (
+            {"rollout_rs": "token_k3", "rollout_rs_threshold": "0.5_2.0"},
+            f"{RC}.rollout_rs_threshold = 0.5_2.0: expected a number above 0 for token_k3",
+        ),
+        (
+            {"rollout_rs": "token_k3"},
+            f"{RC}.rollout_rs_threshold = : expected one threshold, or one for each name of rollout_rs",
+        ),
+    ],
+)
+def test_a_correction_that_cannot_be_read_is_a_mistake(given: dict[str, Any], said: str) -> None:
+    assert convert_verl(GRPO | {f"{RC}.{name}": value for name, value in given.items()}).mistakes == [said]
+
+
+def test_dro_has_the_beta_of_verl(tmp_path: Path) -> None:
+    recipe = recipe_of(GRPO | {f"{LOSS}.loss_mode": "dro", f"{LOSS}.dro_beta": 0.3}, tmp_path)
+    assert (recipe.train.objective.name, recipe.train.objective.options["tau"]) == ("dro", 0.3)
+
+
+def test_a_name_that_verl_has_is_no_typing_error() -> None:
+    name = "actor_rollout_ref.rollout.multi_turn.max_tool_response_length"
+    conversion = convert_verl(GRPO | {name: 256})
+    assert conversion.mistakes == []
+    assert any(each.startswith(f"{name} = 256: outdo has no such setting") for each in conversion.remarks)

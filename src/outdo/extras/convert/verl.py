@@ -17,6 +17,7 @@ from outdo.extras.convert.conversion import (
     put_evaluation,
     put_trackers,
 )
+from outdo.extras.convert.verl_correction import PREFIX, TEXTS, correction
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 LOSS = f"{ACTOR}.policy_loss"
@@ -50,6 +51,7 @@ OWN_MEAN = ("gspo", "sapo", "geo_mean")
 def convert_verl(written: Mapping[str, Any], *, remarks: tuple[str, ...] = (), rows: int | None = None) -> Conversion:
     """Return the recipe for settings of verl, by their dotted names. `rows` is the number of training questions."""
     renamed = {NEW_NAMES.get(name, name): value for name, value in written.items()}
+    renamed |= {name: str(renamed[name]) for name in TEXTS if isinstance(renamed.get(name), int | float)}
     return converted("verl", renamed, (_batch, partial(_steps, rows=rows), *RULES), remarks=remarks)
 
 
@@ -118,7 +120,12 @@ def _objective(c: Conversion) -> None:
         "gpg": ("gpg", {}),
         "dppo_tv": ("dppo_tv", {"threshold": high}),
         "dppo_kl": ("dppo_kl", {"threshold": high}),
+        "dro": ("dro", {"tau": given[f"{LOSS}.dro_beta"]} if given[f"{LOSS}.dro_beta"] else {}),
     }
+    if given[f"{PREFIX}.bypass_mode"] and given[f"{PREFIX}.loss_type"] == "reinforce":
+        options, mode = {**options, "bypass_mode": ("reinforce", {})}, "bypass_mode"
+    elif mode == "bypass_mode":
+        mode = "vanilla"
     weight = {} if mode in OWN_MEAN else _weight(c)
     if mode not in options:
         c.mistakes.append(f"{LOSS}.loss_mode = {mode}: outdo converts {', '.join(options)}")
@@ -128,7 +135,7 @@ def _objective(c: Conversion) -> None:
         c.remark(f"{ACTOR}.clip_ratio_low", f"{name} of outdo has one threshold; the recipe has clip_ratio_high")
     if mode in ("clip_cov", "kl_cov"):
         c.remark(f"{LOSS}.loss_mode", "outdo chooses the tokens once per batch, verl in every micro-batch")
-    c.settings["train.objective"] = {"name": name, **chosen, **weight, **_kl(c, name), **_entropy(c), **_correction(c)}
+    c.settings["train.objective"] = {"name": name, **chosen, **weight, **_kl(c, name), **_entropy(c), **correction(c)}
 
 
 def _vanilla(c: Conversion, low: float, high: float) -> dict[str, Any]:
@@ -176,15 +183,6 @@ def _kl(c: Conversion, name: str) -> dict[str, Any]:
 def _entropy(c: Conversion) -> dict[str, Any]:
     bonus = c.given[f"{ACTOR}.entropy_coeff"]
     return {"entropy_bonus": bonus} if bonus else {}
-
-
-def _correction(c: Conversion) -> dict[str, Any]:
-    prefix = "algorithm.rollout_correction"
-    level, threshold = c.given[f"{prefix}.rollout_is"], c.given[f"{prefix}.rollout_is_threshold"]
-    cap = c.given[f"{ACTOR}.tis_imp_ratio_cap"]
-    if cap is not None and cap > 0:
-        level, threshold = "token", cap
-    return {"correction": piece("truncate", level=level, high=float(threshold))} if level else {}
 
 
 # ------------------------------------------------------------------------------------------------ advantage and critic
