@@ -101,7 +101,7 @@ def _steps(c: Conversion, rows: int | None) -> None:
 
 def _objective(c: Conversion) -> None:
     given = c.given
-    mode, gae = given[f"{LOSS}.loss_mode"], given["algorithm.adv_estimator"] == "gae"
+    mode, gae = _loss_mode(c), given["algorithm.adv_estimator"] == "gae"
     low, high = given[f"{ACTOR}.clip_ratio_low"], given[f"{ACTOR}.clip_ratio_high"]
     both = given[f"{ACTOR}.clip_ratio"]
     low, high = both if low is None else low, both if high is None else high
@@ -121,11 +121,8 @@ def _objective(c: Conversion) -> None:
         "dppo_tv": ("dppo_tv", {"threshold": high}),
         "dppo_kl": ("dppo_kl", {"threshold": high}),
         "dro": ("dro", {"tau": given[f"{LOSS}.dro_beta"]} if given[f"{LOSS}.dro_beta"] else {}),
+        "reinforce": ("reinforce", {}),
     }
-    if given[f"{PREFIX}.bypass_mode"] and given[f"{PREFIX}.loss_type"] == "reinforce":
-        options, mode = {**options, "bypass_mode": ("reinforce", {})}, "bypass_mode"
-    elif mode == "bypass_mode":
-        mode = "vanilla"
     weight = {} if mode in OWN_MEAN else _weight(c)
     if mode not in options:
         c.mistakes.append(f"{LOSS}.loss_mode = {mode}: outdo converts {', '.join(options)}")
@@ -136,6 +133,15 @@ def _objective(c: Conversion) -> None:
     if mode in ("clip_cov", "kl_cov"):
         c.remark(f"{LOSS}.loss_mode", "outdo chooses the tokens once per batch, verl in every micro-batch")
     c.settings["train.objective"] = {"name": name, **chosen, **weight, **_kl(c, name), **_entropy(c), **correction(c)}
+
+
+def _loss_mode(c: Conversion) -> str:
+    """Return the loss: in verl's bypass mode `loss_type` has it, in other modes `loss_mode`."""
+    mode = c.given[f"{LOSS}.loss_mode"]
+    if not c.given[f"{PREFIX}.bypass_mode"]:
+        return mode
+    kind = str(c.given[f"{PREFIX}.loss_type"])
+    return "vanilla" if kind == "ppo_clip" else kind
 
 
 def _vanilla(c: Conversion, low: float, high: float) -> dict[str, Any]:
