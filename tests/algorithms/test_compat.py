@@ -18,6 +18,7 @@ from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import high_entropy
 from outdo.algorithms.objectives.compat import Library, compat
 from outdo.algorithms.objectives.divergences import Divergence, absolute, k1, k2
+from outdo.algorithms.objectives.weights import token_mean
 from outdo.types import Batch
 
 GROUPS = [
@@ -263,6 +264,12 @@ def test_only_ppos_clip_by_token_gets_a_token_mean_and_a_dual_clip(
     adapted = compat(library, objective)
     assert adapted.weight is objective.weight
     assert adapted.surrogate is objective.surrogate
+
+
+@pytest.mark.parametrize(("library", "expected"), [("trl", True), ("verl", False), ("openrlhf", True)])
+def test_the_entropy_of_gspo_is_a_mean_over_tokens_in_two_libraries(library: Library, expected: bool) -> None:
+    adapted = compat(library, presets.gspo())
+    assert (adapted.entropy_weight is token_mean) == expected
 
 
 @pytest.mark.parametrize("library", WITHOUT_TRL)

@@ -288,6 +288,14 @@ def test_a_correction_that_cannot_be_read_is_a_mistake(given: dict[str, Any], sa
     assert convert_verl(GRPO | {f"{RC}.{name}": value for name, value in given.items()}).mistakes == [said]
 
 
+@pytest.mark.parametrize(("modes", "weight"), [([], "token_mean"), (["seq-mean-token-mean"], "sequence_mean")])
+def test_gspo_has_the_mean_of_verl_0_9(modes: list[str], weight: str, tmp_path: Path) -> None:
+    written = GRPO | {f"{LOSS}.loss_mode": "gspo"} | {f"{ACTOR}.loss_agg_mode": mode for mode in modes}
+    assert recipe_of(written, tmp_path).train.objective.options["weight"] == weight
+    said = [each for each in convert_verl(written).remarks if each.startswith(f"{LOSS}.loss_mode")]
+    assert len(said) == (not modes)
+
+
 def test_dro_has_the_beta_of_verl(tmp_path: Path) -> None:
     recipe = recipe_of(GRPO | {f"{LOSS}.loss_mode": "dro", f"{LOSS}.dro_beta": 0.3}, tmp_path)
     assert (recipe.train.objective.name, recipe.train.objective.options["tau"]) == ("dro", 0.3)

@@ -11,13 +11,14 @@
 | dual clip, where the clip is by token | off | 3 | off | off | off |
 | k3 in the loss | free, × ρ | within 10 | within 10 | not there | d above -20 |
 | other estimators of KL in the loss | free, × ρ | free | within ±10 | not there | free |
-| entropy bonus | mean over tokens | as the policy term | as the policy term | not there | as the policy term |
+| entropy bonus | mean over tokens | as the policy term | mean over tokens | not there | as the policy term |
 | eps in Â = (r - μ) / (σ + eps) | 1e-4 | 1e-6 | 1e-9 | 1e-5 | 1e-6 |
 | variance of a whitened Â | unbiased | unbiased | population | unbiased | unbiased |
 
 d = log πθ - log π_ref. TRL was compared by running it, the others by reading their code, in 2026. Not in the table:
 verl clamps no log ρ in Clip-Cov, KL-Cov and GMPO, has no dual clip in Clip-Cov, and counts answers without a trained
-token in GMPO's mean. In TRL's RLOO log W has no limit; TRL's experimental GMPO has k3 without ρ.
+token in GMPO's mean; its GSPO has a mean over tokens by default since 0.9. OpenRLHF's KL is a mean over tokens, also in
+GSPO. In TRL's RLOO log W has no limit; TRL's experimental GMPO has k3 without ρ.
 """
 
 import functools
@@ -179,7 +180,9 @@ CONVENTIONS: dict[Library, Convention] = {
         divergence=k3_within_10,
         kl_ratio=False,
     ),
-    "openrlhf": Convention(clamped=by_token, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False),
+    "openrlhf": Convention(
+        clamped=by_token, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False, entropy_over_tokens=True
+    ),
     "areal": Convention(over_tokens=by_token_or_gspo),
 }
 

@@ -44,7 +44,7 @@ ADVANTAGES: Mapping[str, Any] = {
 }
 """`adv_estimator`, and the advantages of outdo; gae, grpo, grpo_passk and reinforce_plus_plus have options."""
 
-OWN_MEAN = ("gspo", "sapo", "geo_mean")
+OWN_MEAN = ("sapo", "geo_mean")
 """The values of `loss_mode` whose loss has a mean of its own and no `loss_agg_mode`."""
 
 
@@ -128,11 +128,17 @@ def _objective(c: Conversion) -> None:
         c.mistakes.append(f"{LOSS}.loss_mode = {mode}: outdo converts {', '.join(options)}")
         return
     name, chosen = options[mode]
-    if mode.startswith("dppo") and low != high:
-        c.remark(f"{ACTOR}.clip_ratio_low", f"{name} of outdo has one threshold; the recipe has clip_ratio_high")
+    _say_what_differs(c, mode, has_one_bound=low == high)
+    c.settings["train.objective"] = {"name": name, **chosen, **weight, **_kl(c, name), **_entropy(c), **correction(c)}
+
+
+def _say_what_differs(c: Conversion, mode: str, *, has_one_bound: bool) -> None:
+    if mode.startswith("dppo") and not has_one_bound:
+        c.remark(f"{ACTOR}.clip_ratio_low", f"{mode} of outdo has one threshold; the recipe has clip_ratio_high")
+    if mode == "gspo" and f"{ACTOR}.loss_agg_mode" not in c.given.written:
+        c.remark(f"{LOSS}.loss_mode", "verl 0.9 has a mean over tokens by default; before it was one over answers")
     if mode in ("clip_cov", "kl_cov"):
         c.remark(f"{LOSS}.loss_mode", "outdo chooses the tokens once per batch, verl in every micro-batch")
-    c.settings["train.objective"] = {"name": name, **chosen, **weight, **_kl(c, name), **_entropy(c), **correction(c)}
 
 
 def _loss_mode(c: Conversion) -> str:
