@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -95,6 +96,30 @@ def test_an_answer_is_the_same_in_one_piece_and_in_a_stream(stream: bool) -> Non
     function, (end, ids, logprobs, count) = seen
     assert (function["name"], json.loads(function["arguments"])) == ("add", {"a": 2, "b": 3})
     assert (end, tuple(ids), tuple(logprobs), count) == ("tool_calls", rollout.token_ids, rollout.logprobs, len(ids))
+
+
+def test_an_agent_that_changes_its_row_changes_that_of_no_other_sample() -> None:
+    seen: list[Row] = []
+
+    def run(row: Row, base_url: str) -> float:
+        seen.append(json.loads(json.dumps(row)))
+        for messages in (row["prompt"], row["messages"]):
+            answer = complete(base_url, messages=messages).choices[0].message
+            messages.append(answer.model_dump(exclude_none=True))
+        row["cities"]["known"].append("Rome")
+        return 1.0
+
+    environment = agent(run, at_once=1)
+    prompt = question(environment.template)
+    text = [{"role": "user", "content": str(prompt.text)}]
+    prompt = replace(prompt, text=text, columns={"cities": {"known": ["Paris"]}})
+    rollouts = play(environment, lambda _: "a", n=2, prompts=[prompt])
+    assert seen[0] == seen[1] == {"messages": text, "prompt": text, "answer": "5", "cities": {"known": ["Paris"]}}
+    assert rollouts[0].token_ids == rollouts[1].token_ids
+    assert (prompt.text, prompt.columns) == (
+        [{"role": "user", "content": "What is 2 + 3?"}],
+        {"cities": {"known": ["Paris"]}},
+    )
 
 
 def test_a_history_that_is_rewritten_begins_a_conversation_which_is_trained_too() -> None:

@@ -6,12 +6,14 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from episode_cases import TEMPLATE, add, call, dialogue, fail, question, tool_tokenizer, wait_for
 
+from outdo.extras.episodes.adapt import adapt
 from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.episode import Reply
 from outdo.models.policy import Policy
@@ -106,6 +108,33 @@ def test_an_episode_ends_at_its_limit_of_turns_after_its_environment_has_seen_th
     assert len(text(environment, rollout, sampled=True)) == 3
     assert rollout.reward == 3.0
     assert rollout.finish_reason is FinishReason.turns
+
+
+@pytest.mark.parametrize("trl", [False, True])
+def test_an_episode_that_changes_its_row_changes_that_of_no_other_sample(trl: bool) -> None:
+    begun: list[tuple[Any, Any]] = []
+
+    def begin_with(text: list[Any], known: list[str]) -> None:
+        begun.append((list(text), list(known)))
+        text.append({"role": "user", "content": "Go on."})
+        known.append("Rome")
+
+    class Native:
+        def begin(self, prompt: Any) -> None:
+            begin_with(prompt.text, prompt.columns["known"])
+
+    class OfTrl:
+        def reset(self, prompt: Any, known: Any, **row: Any) -> None:
+            begin_with(prompt, known)
+
+    environment = dialogue(lambda: adapt(OfTrl() if trl else Native()))
+    prompt = question(environment.template)
+    text = [{"role": "user", "content": str(prompt.text)}]
+    prompt = replace(prompt, text=list(text), columns={"known": ["Paris"]})
+    engine = ScriptedEngine(lambda _: "a", environment.template.tokenizer)
+    environment.rollouts(engine, [prompt], 2, SAMPLING, step=1, purpose="train")
+    assert begun == [(text, ["Paris"])] * 2
+    assert (prompt.text, prompt.columns) == (text, {"known": ["Paris"]})
 
 
 # --------------------------------------------------------------------------------------------------------- the rewards

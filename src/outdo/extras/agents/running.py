@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from outdo.extras.episodes.episode import as_exception
+from outdo.extras.episodes.episode import as_exception, own_copy
 from outdo.types import Prompt
 
 GIVEN = ("base_url", "api_key", "http_client", "model")
@@ -21,10 +21,13 @@ AgentFunction = Callable[..., Any]
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
-    """Return the row that an agent works on: the columns of the data, with `prompt`, `messages` and `answer`."""
+    """Return the row that an agent works on: the columns of the data, with `prompt`, `messages` and `answer`.
+
+    The agent may change all of it.
+    """
     messages = [{"role": "user", "content": prompt.text}] if isinstance(prompt.text, str) else prompt.text
-    own = {"prompt": prompt.text, "answer": prompt.answer}
-    return {"messages": [dict(each) for each in messages], **prompt.columns, **own}
+    row = {"messages": messages, **prompt.columns, "prompt": prompt.text, "answer": prompt.answer}
+    return {name: own_copy(value) for name, value in row.items()}  # `messages` and `prompt` are two lists
 
 
 class RunningAgent:

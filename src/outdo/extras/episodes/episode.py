@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from time import monotonic, perf_counter
 from typing import Any
@@ -80,7 +80,10 @@ class Player:
         """
         if (token_ids := self._method("begin_with_tokens", prompt)) is not None:  # of tinker; see tinker.py
             return token_ids
-        added = self._method("begin", prompt) or ()
+        own = replace(
+            prompt, text=own_copy(prompt.text), answer=own_copy(prompt.answer), columns=own_copy(prompt.columns)
+        )
+        added = self._method("begin", own) or ()
         return added if isinstance(added, str) else [_checked(message) for message in added]
 
     def answer(self, turn: Parsed) -> Reply:
@@ -210,8 +213,18 @@ def _to_reply(value: Any) -> Reply:
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
-    """Return the columns of the row, with its `prompt` and `answer`."""
-    return {"prompt": prompt.text, "answer": prompt.answer, **prompt.columns}
+    """Return the columns of the row, with its `prompt` and `answer`; the caller may change them."""
+    return own_copy({"prompt": prompt.text, "answer": prompt.answer, **prompt.columns})
+
+
+def own_copy(value: Any) -> Any:
+    """Return a value with lists and tables of its own.
+
+    The samples of a question share its row, also in later epochs: an episode that changes its own changes no other's.
+    """
+    if isinstance(value, Mapping):
+        return {name: own_copy(each) for name, each in value.items()}
+    return [own_copy(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 async def awaited(value: Any) -> Any:
