@@ -192,6 +192,18 @@ def test_a_reference_may_be_any_latex_without_dollars(reference: str):
     assert not math(r"\boxed{2}", reference)
 
 
+@pytest.mark.parametrize(
+    ("answer", "reference", "right"),
+    [
+        *[("50%", "0.5", True), ("0.5", "50%", True), ("50%", "50", True), ("50", "50%", True), ("50%", "50%", True)],
+        *[("0.5%", "50%", False), ("0.5%", "50", False), ("5000%", "50%", False), ("5000", "50%", False)],
+        ("0.005", "50%", False),
+    ],
+)
+def test_a_percentage_is_never_a_hundred_times_another_one(answer: str, reference: str, right: bool):
+    assert math(answer, reference) is right
+
+
 @pytest.mark.parametrize("matcher", MATCHERS.values(), ids=MATCHERS.keys())
 def test_a_matcher_and_format_can_both_be_1(matcher: Callable[[str, str], bool]):
     right, wrong = "<think>two nines</think><answer>18</answer>", "<think>It is 18</think><answer>banana</answer>"

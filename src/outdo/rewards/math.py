@@ -51,7 +51,7 @@ def math(completion: str, answer: Any) -> bool:
     reference = _reference(check_expression(answer))
     number = final_number(completion)
     if number is not None and reference.number is not None:
-        return _equal_numbers(number, reference.number, percent=_is_percentage(completion, reference.text))
+        return _equal_numbers(number, reference.number) or _equal_share(completion, number, reference)
     expression = final_expression(completion)
     if expression is None or len(expression) > LONGEST_EXPRESSION:
         return False
@@ -78,21 +78,29 @@ def _reference(expression: str) -> _Reference:
     return _Reference(expression, plain_number(expression), words, tuple(parsed))
 
 
-def _equal_numbers(number: Fraction, reference: Fraction, *, percent: bool) -> bool:
-    """Compare two numbers: exactly, or to six decimals where one is a decimal; 50% may be 50 or 0.5."""
+def _equal_numbers(number: Fraction, reference: Fraction) -> bool:
+    """Compare two numbers: exactly, or to six decimals where one is a decimal."""
     if number == reference:
-        return True
-    if percent and reference in (number * 100, number / 100):
         return True
     rounded = 1 not in (number.denominator, reference.denominator) and round(number, 6) == round(reference, 6)
     return rounded and (_is_decimal(number) or _is_decimal(reference))
 
 
-def _is_percentage(completion: str, reference: str) -> bool:
+def _equal_share(completion: str, number: Fraction, reference: _Reference) -> bool:
+    """Return whether one of two numbers is the other one as a percentage: 50% and 0.5, but not 50% and 0.5%."""
+    assert reference.number is not None
+    match _is_percentage(completion), _PERCENT.search(reference.text) is not None:
+        case True, False:
+            return number / 100 == reference.number
+        case False, True:
+            return number == reference.number / 100
+    return False
+
+
+def _is_percentage(completion: str) -> bool:
     final = final_answer(completion)
     assert final is not None  # it holds a number
-    text = final.text if final.stated else next(after_cue(final.text), final.text)
-    return _PERCENT.search(text) is not None or _PERCENT.search(reference) is not None
+    return _PERCENT.search(final.text if final.stated else next(after_cue(final.text), final.text)) is not None
 
 
 def _is_decimal(number: Fraction) -> bool:
