@@ -72,6 +72,38 @@ def test_imports_and_setup_of_a_row_precede_its_asserts(rewards: Callable[..., R
     assert rewards()([sample(fenced("def half(node): return 3"), tests, **row)])[0].value == 0.0
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"test_imports": "import math\nfrom math import isclose", "test_setup_code": None},
+        {"test_imports": None, "test_setup_code": "from math import isclose\nprint('fail')"},
+    ],
+)
+def test_imports_may_be_one_text_or_missing_and_setup_may_print(
+    row: dict[str, Any], rewards: Callable[..., Reward], sample: Sample
+):
+    tests = ["assert isclose(half(2), 1.0)"]
+    assert rewards()([sample(fenced("def half(x): return x / 2"), tests, **row)])[0].value == 1.0
+    assert rewards()([sample(fenced("def half(x): return x"), tests, **row)])[0].value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"test_imports": ["import numpy_of_nobody as np"]}, "ModuleNotFoundError: No module named 'numpy_of_nobody'"),
+        ({"test_setup_code": "root = Node(1)"}, "NameError: name 'Node' is not defined"),
+        ({"test_setup_code": "while True: pass"}, "ended by timeout"),
+    ],
+)
+def test_setup_that_cannot_be_executed_is_no_verdict_on_the_program(
+    row: dict[str, Any], reason: str, rewards: Callable[..., Reward], sample: Sample
+):
+    for program in ("class Node: pass\ndef double(x): return x * 2", "no Python"):
+        output = rewards(seconds=1)([sample(fenced(program), DOUBLE, **row)])[0]
+        assert output.status is Status.failed
+        assert f"test_imports and test_setup_code cannot be executed in the sandbox: {reason}" in output.reason
+
+
 FORGERIES = {
     "exits with status 0": "import os\nos._exit(0)",
     "is equal to everything": """

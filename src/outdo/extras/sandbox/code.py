@@ -26,8 +26,8 @@ _BLOCK = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*\1
 def code(
     completion: str,
     answer: Any,
-    test_imports: Sequence[str] = (),
-    test_setup_code: str = "",
+    test_imports: Sequence[str] | str | None = (),
+    test_setup_code: str | None = "",
     *,
     partial: bool = False,
     seconds: int = 4,
@@ -45,7 +45,7 @@ def code(
     Args:
         completion: the answer, decoded.
         answer: the tests: pairs of input and output, or `assert` statements (`parse_tests`).
-        test_imports: imports that the `assert` statements need; a column of MBPP.
+        test_imports: imports that the `assert` statements need, a list or one text; a column of MBPP.
         test_setup_code: other statements that precede them; a column of MBPP.
         partial: return the share of passed tests, from 0 to 1.
         seconds: of computing, for each run of the program.
@@ -57,10 +57,11 @@ def code(
         unsafe_local: run programs without a sandbox where none works.
 
     Raises:
-        ValueError: `answer` holds no tests.
+        ValueError: `answer` holds no tests, or their imports and setup cannot be executed.
         SandboxUnavailableError: the sandbox failed. The reward is then `unavailable`, and called again.
     """
-    tests = parse_tests(answer, "\n".join([*test_imports, test_setup_code]))
+    imports = [test_imports] if isinstance(test_imports, str) else test_imports or ()
+    tests = parse_tests(answer, "\n".join([*imports, test_setup_code or ""]))
     program = last_program(completion)
     if program is None:
         return 0.0 if partial else False

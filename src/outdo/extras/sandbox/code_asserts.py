@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from outdo.extras.sandbox.code_tests import VERDICTS, ProgramSetting, Verdict, completed
+from outdo.utils.text import one_line
 
 _CALL = """
 import json, os, sys, types
@@ -57,8 +58,10 @@ for call in job["calls"]:
 """Prints the value of each call as a literal of Python, or an empty line where there is none."""
 
 _EVALUATE = """
-import ast, json, sys
+import ast, json, os, sys
 job = json.load(sys.stdin)
+results = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
 hasattr(sys, "set_int_max_str_digits") and sys.set_int_max_str_digits(0)
 
 def value_of(literal):
@@ -67,20 +70,23 @@ def value_of(literal):
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return []
 
-values = [value_of(line) for line in job["values"]]
 namespace = {"__name__": "tests"}
 exec(compile(job["setup"], "setup", "exec"), namespace)
+print("ready", file=results)
+values = [value_of(line) for line in job["values"]]
 for test, needed in job["tests"]:
     if not all(values[index] for index in needed):
-        print("fail")
+        print("fail", file=results)
         continue
     namespace["_values"] = {index: values[index][0] for index in needed}
     try:
-        print("pass" if eval(test, namespace) else "fail")
+        print("pass" if eval(test, namespace) else "fail", file=results)
     except Exception:
-        print("fail")
+        print("fail", file=results)
 """
-"""Prints the verdict of each test. Only the tests of the data set are executed here; the values are literals."""
+"""Prints `ready` after the setup, and the verdict of each test. Only what is of the data set is executed here; the
+values are literals.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +104,22 @@ class AssertTests:
         return len(self.tests)
 
     def verdicts(self, program: str, setting: ProgramSetting) -> Iterator[Verdict]:
-        """Run the program once for all tests."""
+        """Run the program once for all tests.
+
+        Raises:
+            ValueError: the setup cannot be executed, which says nothing about the program.
+            SandboxUnavailableError: a run of the sandbox failed.
+        """
         job = json.dumps({"setup": self.setup, "program": program, "calls": self.calls})
         called = completed(setting.sandbox.run(_CALL, job, setting.limits))
         lines = called.stdout.splitlines()[: len(self.calls)]
         values = lines + [""] * (len(self.calls) - len(lines))
         job = json.dumps({"setup": self.setup, "values": values, "tests": self.tests})
-        printed = completed(setting.sandbox.run(_EVALUATE, job, setting.limits)).stdout.split()
+        evaluated = completed(setting.sandbox.run(_EVALUATE, job, setting.limits))
+        if not evaluated.stdout:
+            reason = one_line(evaluated.stderr.strip().rpartition("\n")[2]) or f"ended by {evaluated.ending}"
+            raise ValueError(f"test_imports and test_setup_code cannot be executed in the sandbox: {reason}")
+        _, *printed = evaluated.stdout.split()
         for number, (_, needed) in enumerate(self.tests):
             if number < len(printed) and printed[number] == Verdict.passed:
                 yield Verdict.passed
