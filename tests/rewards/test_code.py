@@ -235,6 +235,7 @@ def test_a_sandbox_that_fails_is_no_reward(monkeypatch: pytest.MonkeyPatch, tmp_
         ("<think>```python\nwrong\n```</think>```python\nright\n```", "right\n"),
         ("```python\nright\n```\n<think>```python\nwrong\n```", "right\n"),
         ("1. Thus:\n   ```python3\n   if True:\n       pass\n   ```", "if True:\n    pass\n"),
+        ("```python\r\nif True:\r\n    pass\r\n```\r\nIt passes.", "if True:\n    pass\n"),
         ("~~~Python\na = '```'\n~~~", "a = '```'\n"),
         ("```bash\nls\n```", None),
         ("<think>print(1)", None),

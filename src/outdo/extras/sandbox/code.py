@@ -106,7 +106,7 @@ def last_program(completion: str) -> str | None:
     That is the last fenced block that is marked as Python, or else the last one without a language, also where its end
     is missing. A completion without a fence is a program as a whole. `None` if there is no program.
     """
-    text = without_thinking(completion)
+    text = without_thinking(completion).replace("\r\n", "\n")
     blocks = [(language.lower(), body) for _, language, body in _BLOCK.findall(text)]
     marked = [body for language, body in blocks if language in PYTHON]
     plain = [body for language, body in blocks if not language]
