@@ -4,12 +4,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
 from stand_in_judge import Answer, StandInJudge, shown, stand_in_judge
 
 from outdo.extras.judge.limits import PerMinute
+from outdo.extras.judge.questions import ask_better, ask_score, ask_scores
 from outdo.extras.judge.replies import JudgeReply, Replies
 from outdo.rewards import Reward, RewardInput, RewardOutput, Status, load_reward
 from outdo.rewards.types import FailureCount
@@ -72,6 +74,28 @@ def test_a_score_becomes_a_reward_from_0_to_1():
 def test_the_last_line_with_a_score_counts(reply: str, value: float | None):
     with judging(lambda _: reply) as (reward, _):
         assert values(reward(inputs("abc"))) == [value]
+
+
+@pytest.mark.parametrize(
+    "part", ["\n", "- \n", "*", "Score:\n", "Score: 7 ", "Score: 7,\n", "Better:\n", "Scores: 1, ", "/"]
+)
+def test_the_time_to_read_a_reply_grows_with_its_length_alone(part: str):
+    """Four times the text takes four times as long. A pattern that backtracks takes sixteen times as long, or more."""
+    (answer,) = inputs("abc")
+    asked: dict[str, Any] = {"rubric": "", "reference": False}
+    questions = [
+        ask_score(answer, scale=10, **asked),
+        ask_better(answer, answer, **asked),
+        ask_scores([answer] * 2, scale=10, **asked),
+    ]
+
+    def seconds(length: int) -> float:
+        began = process_time()
+        for question in questions:
+            question.read(part * (length // len(part)))
+        return process_time() - began
+
+    assert min(seconds(16_000) for _ in range(3)) < 10 * max(min(seconds(4_000) for _ in range(3)), 0.005)
 
 
 def test_an_answer_cannot_score_itself():

@@ -18,11 +18,15 @@ from outdo.rewards.types import RewardInput
 Verdict = TypeVar("Verdict")
 Message = dict[str, str]
 
-_SCORE = re.compile(r"^\W*scores?\W*:[\s*_]*(-?\d+(?:\.\d+)?)\W*(?:/\s*(\d+)\W*)?$", re.IGNORECASE | re.MULTILINE)
+# `\W*` after `^` would read empty lines again for each line before them: a reply of nothing else takes minutes.
+_SCORE = re.compile(r"^[^\w\n]*scores?\W*:[\s*_]*(-?\d+(?:\.\d+)?)\W*(?:/\s*(\d+)\W*)?$", re.IGNORECASE | re.MULTILINE)
 _SCORES = re.compile(
-    r"^\W*scores?\W*:[\s\[(*_]*(-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*)[\s\])*.]*$", re.IGNORECASE | re.MULTILINE
+    r"^[^\w\n]*scores?\W*:[\s\[(*_]*(-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*)[\s\])*.]*$",
+    re.IGNORECASE | re.MULTILINE,
 )
-_BETTER = re.compile(r"^\W*better\W*:\W*(?:answer\s+)?(a|b|tie|both|neither|equal)\b\W*$", re.IGNORECASE | re.MULTILINE)
+_BETTER = re.compile(
+    r"^[^\w\n]*better\W*:\W*(?:answer\s+)?(a|b|tie|both|neither|equal)\b\W*$", re.IGNORECASE | re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
