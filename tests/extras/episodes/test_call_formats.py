@@ -2,6 +2,7 @@
 
 import re
 from importlib.metadata import version
+from time import process_time
 from typing import Any
 
 import pytest
@@ -118,6 +119,33 @@ def test_a_call_that_cannot_be_read_is_a_fault_and_never_an_exception(form: str,
     assert calls == []
     assert len(faults) == 1
     assert FAULTY.keys() == CALL_FORMATS.keys()
+
+
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [
+        *[("llama", " "), ("harmony", " to=functions.f"), ("harmony", "to=functions."), ("hermes", "<tool_call>{")],
+        *[
+            ("glm", "<tool_call>f<arg_key>"),
+            ("glm", "<arg_key>a</arg_key><arg_value>"),
+            ("gemma", "<|tool_call>call:f"),
+        ],
+        *[("qwen_xml", "<parameter=a>"), ("lfm2", "<|tool_call_start|>"), ("mistral", "[TOOL_CALLS]")],
+    ],
+)
+def test_the_time_to_look_for_calls_grows_with_the_length_of_the_turn_alone(form: str, part: str) -> None:
+    """Four times the text takes four times as long. A pattern that backtracks takes sixteen times as long, or more."""
+    opening, closing = {
+        "glm": ("<tool_call>f", "</tool_call>"),
+        "qwen_xml": ("<tool_call><function=f>", "</function></tool_call>"),
+    }.get(form, ("", ""))
+
+    def seconds(length: int) -> float:
+        began = process_time()
+        find_calls(form, opening + part * (length // len(part)) + closing)
+        return process_time() - began
+
+    assert min(seconds(40_000) for _ in range(3)) < 10 * max(min(seconds(10_000) for _ in range(3)), 0.005)
 
 
 def test_values_without_quotes_have_the_types_of_the_tools_arguments() -> None:

@@ -121,19 +121,32 @@ def _literal(value: ast.expr) -> Any:
 
 def _tagged(call: str, argument: str) -> Callable[[re.Match[str], Schemas], list[Call]]:
     """Return a reader of calls whose arguments are between tags, as text or as JSON."""
-    call_pattern, argument_pattern = (re.compile(each, re.DOTALL) for each in (call, argument))
+    call_pattern, argument_pattern = (re.compile(each, re.DOTALL) for each in (call, rf"{argument}\s*"))
 
     def read(found: re.Match[str], schemas: Schemas) -> list[Call]:
         written = call_pattern.fullmatch(found[1].strip())
-        if not written or argument_pattern.sub("", written["arguments"]).strip():
+        given = written and _consecutive(argument_pattern, written["arguments"].strip())
+        if written is None or given is None:
             raise ValueError("expected the name of a tool and its arguments, each between its tags")
         if not found["end"]:
             raise ValueError("it has no end")
         known = schemas.get(written["name"], {})
-        given = argument_pattern.finditer(written["arguments"])
         return [_call(written["name"], {each["key"]: _value(each["value"], known.get(each["key"])) for each in given})]
 
     return read
+
+
+def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]] | None:
+    """Return the matches that a text consists of; `None` if it has anything else.
+
+    It reads a text once: to look for a match at every tag would take long for 10,000 tags that nothing closes.
+    """
+    matches: list[re.Match[str]] = []
+    while (place := matches[-1].end() if matches else 0) < len(text):
+        if (match := pattern.match(text, place)) is None:
+            return None
+        matches.append(match)
+    return matches
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -175,11 +188,11 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
         TAGS,
         _tagged(
             r"(?P<name>[^\s<{]+)(?P<arguments>.*)",
-            r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+            r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
         ),
     ),
     "mistral": CallFormat(_pattern(r"\[TOOL_CALLS\]\s*(.*)\Z"), _read_json),
-    "llama": CallFormat(_pattern(r"\A\s*(?:<\|python_tag\|>)?\s*(\{\s*\"name\".*)\Z"), _read_json),
+    "llama": CallFormat(_pattern(r"\A\s*(?:<\|python_tag\|>\s*)?(\{\s*\"name\".*)\Z"), _read_json),
     "gemma": CallFormat(
         _pattern(r"<\|tool_call>call:(?P<name>[\w.-]+)(?P<arguments>.*?)(?:<tool_call\|>|\Z)"),
         _read_gemma,
@@ -188,8 +201,8 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "lfm2": CallFormat(_pattern(r"<\|tool_call_start\|>(?P<calls>.*?)(?:<\|tool_call_end\|>|\Z)"), _read_python),
     "harmony": CallFormat(
         _pattern(
-            r"(?:<\|start\|>assistant)?(?:<\|channel\|>commentary)? ?to=functions\.(?P<name>[^\s<]+)"
-            r".*?<\|message\|>(?P<arguments>.*?)(?:<\|call\|>|\Z)"
+            r"(?:<\|start\|>assistant)?(?:<\|channel\|>commentary)? ?to=functions\.(?P<name>[^\s<]{1,256}+)"
+            r"(?:(?!to=functions\.).)*?<\|message\|>(?P<arguments>.*?)(?:<\|call\|>|\Z)"
         ),
         _read_named,
         thought=_pattern(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|\Z)"),
