@@ -121,6 +121,12 @@ def test_a_call_that_cannot_be_read_is_a_fault_and_never_an_exception(form: str,
     assert FAULTY.keys() == CALL_FORMATS.keys()
 
 
+def test_a_call_of_llama_may_begin_with_its_type() -> None:
+    content, calls, _ = find_calls("llama", '{"type": "function", "name": "f", "parameters": {"a": 1}}')
+    assert ([each["function"] for each in calls], content) == ([{"name": "f", "arguments": {"a": 1}}], "")
+    assert find_calls("llama", '{"type": "sum", "name": "f"}') == ('{"type": "sum", "name": "f"}', [], [])
+
+
 @pytest.mark.parametrize(
     ("form", "part"),
     [

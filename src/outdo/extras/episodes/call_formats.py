@@ -6,7 +6,7 @@
 | `qwen_xml` | Qwen3.5, Nemotron 3 | `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>` |
 | `glm` | GLM-4.5 and later | `<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>` |
 | `mistral` | Mistral | `[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]` |
-| `llama` | Llama 3.1 and later | `{"name": "f", "parameters": {"a": 1}}` |
+| `llama` | Llama 3.1 and later | `{"name": "f", "parameters": {"a": 1}}`, also after `"type": "function"` |
 | `gemma` | Gemma 4 | `<|tool_call>call:f{a:1}<tool_call|>` |
 | `lfm2` | LFM2 | `<|tool_call_start|>[f(a=1)]<|tool_call_end|>` |
 | `harmony` | gpt-oss | `to=functions.f<|channel|>commentary json<|message|>{"a": 1}` |
@@ -192,7 +192,9 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
         ),
     ),
     "mistral": CallFormat(_pattern(r"\[TOOL_CALLS\]\s*(.*)\Z"), _read_json),
-    "llama": CallFormat(_pattern(r"\A\s*(?:<\|python_tag\|>\s*)?(\{\s*\"name\".*)\Z"), _read_json),
+    "llama": CallFormat(
+        _pattern(r"\A\s*(?:<\|python_tag\|>\s*)?(\{\s*\"(?:type\"\s*:\s*\"function\"\s*,\s*\")?name\".*)\Z"), _read_json
+    ),
     "gemma": CallFormat(
         _pattern(r"<\|tool_call>call:(?P<name>[\w.-]+)(?P<arguments>.*?)(?:<tool_call\|>|\Z)"),
         _read_gemma,
