@@ -30,7 +30,7 @@ def load_agent(piece: Piece) -> Callable[..., Any]:
         return partial(found, **options) if options else found
     try:
         agent: Any = found(**options)
-    except Exception as error:  # the user's class may raise anything
+    except (Exception, SystemExit) as error:  # the user's class may raise anything
         raise UserError([f"environment: {name} raised {type(error).__name__}: {error}"]) from error
     if not callable(getattr(agent, "run", None)):
         raise UserError([f"environment: {name} has no method run(row, *, base_url, ...)"])

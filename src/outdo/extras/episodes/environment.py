@@ -52,10 +52,17 @@ def load_class(piece: Piece) -> Episodes:
     make_episode, timeout = episode_maker(resolve(piece.name), options), timeout_of(piece)
     try:
         first = make_episode()
-    except Exception as error:  # the user's class may raise anything
+    except (Exception, SystemExit) as error:  # the user's class may raise anything
         raise UserError([f"environment: {piece.name} raised {type(error).__name__}: {error}"]) from error
-    tools = ToolBox(getattr(first, "tools", ()))
-    Player(first, tools, timeout=timeout).close()
+    functions = getattr(first, "tools", ())
+    if not isinstance(functions, list | tuple):
+        raise UserError([f"environment: {piece.name}: tools: expected a list of functions, found {functions!r:.100}"])
+    tools = ToolBox(functions)
+    try:
+        Player(first, tools, timeout=timeout).close()
+    except Exception as error:
+        fault = f"close raised {type(error).__name__}: {error}"
+        raise UserError([f"environment: {piece.name}: {fault}; it is called before `begin` too"]) from error
 
     def player() -> Player:
         episode = make_episode()

@@ -59,9 +59,11 @@ class Tool:
 
 def as_tool(function: Callable[..., Any]) -> Tool:
     """Return a function as a tool. Raises `UserError` without type hints or a docstring to make a schema of."""
+    if not callable(function) or not hasattr(function, "__name__"):  # such as a partial, or a name as text
+        raise UserError([f"a tool has to be a function or a method, found {function!r:.100}"])
     try:
         return Tool(function, get_json_schema(function))
-    except (DocstringParsingException, TypeHintParsingException) as error:
+    except (DocstringParsingException, TypeHintParsingException, NameError) as error:  # a hint may name nothing
         name = getattr(function, "__name__", function)
         mistake = f"the tool {name} needs type hints, and a docstring that explains its arguments: {error}"
         raise UserError([mistake]) from error

@@ -1,0 +1,88 @@
+"""The tools of an episode: which functions can be one, and which calls fit them."""
+
+from pathlib import Path
+
+import pytest
+
+from outdo.config.recipe import Piece
+from outdo.extras.episodes.environment import load_class
+from outdo.utils.errors import UserError
+
+CODE = '''
+from functools import partial
+
+
+def calc(x: int) -> str:
+    """Compute.
+
+    Args:
+        x: A number.
+    """
+    return str(x)
+
+
+def unknown_hint(x: "Nothing") -> str:
+    """Compute.
+
+    Args:
+        x: A number.
+    """
+
+
+class Partial:
+    tools = [partial(calc)]
+
+
+class Text:
+    tools = ["calc"]
+
+
+class Hint:
+    tools = [unknown_hint]
+
+
+class One:
+    tools = staticmethod(calc)
+
+
+class Method:
+    def tools(self):
+        return [calc]
+
+
+class Closes:
+    def begin(self, prompt):
+        self.game = open("/dev/null")
+
+    def close(self):
+        self.game.close()
+
+
+class Ends:
+    def __init__(self):
+        raise SystemExit("no licence")
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("Partial", "a tool has to be a function or a method, found functools.partial"),
+        ("Text", "a tool has to be a function or a method, found 'calc'"),
+        ("Hint", "the tool unknown_hint needs type hints, and a docstring .*: name 'Nothing' is not defined"),
+        ("One", "environment: game.py:One: tools: expected a list of functions, found <function calc"),
+        ("Method", "environment: game.py:Method: tools: expected a list of functions, found <bound method"),
+        (
+            "Closes",
+            "environment: game.py:Closes: close raised AttributeError: .* 'game'; it is called before `begin` too",
+        ),
+        ("Ends", "environment: game.py:Ends raised SystemExit: no licence"),
+    ],
+)
+def test_a_class_whose_tools_cannot_be_used_is_refused_in_one_sentence(
+    name: str, mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "game.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=mistake):
+        load_class(Piece(name=f"game.py:{name}", options={}))
