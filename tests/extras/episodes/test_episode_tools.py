@@ -1,11 +1,13 @@
 """The tools of an episode: which functions can be one, and which calls fit them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outdo.config.recipe import Piece
 from outdo.extras.episodes.environment import load_class
+from outdo.extras.episodes.tools import ToolBox, ToolError
 from outdo.utils.errors import UserError
 
 CODE = '''
@@ -86,3 +88,21 @@ def test_a_class_whose_tools_cannot_be_used_is_refused_in_one_sentence(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=mistake):
         load_class(Piece(name=f"game.py:{name}", options={}))
+
+
+def find(day: int | None = None, city: str = "") -> str:
+    """Find a train.
+
+    Args:
+        day: Of the month; without it, any.
+        city: Where it goes.
+    """
+    return f"{day} {city}"
+
+
+def test_an_argument_that_may_be_nothing_takes_null() -> None:
+    tools = ToolBox([find])
+    arguments: dict[str, Any] = {"day": None, "city": "Rome"}
+    assert tools.find("find", arguments).function(**arguments) == "None Rome"
+    with pytest.raises(ToolError, match="find: day must be of type integer; city must be of type string"):
+        tools.find("find", {"day": "5", "city": None})

@@ -123,9 +123,12 @@ class ToolBox:
             f"{each} is missing" for each in self._parameters[name].get("required", ()) if each not in arguments
         ]
         for argument, value in arguments.items():
-            kind = known.get(argument, {}).get("type")
+            schema = known.get(argument, {})
+            kind = schema.get("type")
             if argument not in known and not more:
                 mistakes.append(f"there is no argument {argument}{did_you_mean(argument, list(known))}")
+            elif value is None and schema.get("nullable"):  # how a schema of `int | None` is written
+                continue
             elif isinstance(kind, str) and not _has_type(value, kind):
                 mistakes.append(f"{argument} must be of type {kind}")
         if mistakes:
