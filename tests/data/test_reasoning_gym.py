@@ -46,7 +46,15 @@ class Tuples(Sums):
         return float(isinstance(entry["metadata"]["terms"], tuple))
 
 
-DATASETS = {"sums": Sums, "tuples": Tuples}
+class Grids(Sums):
+    def __getitem__(self, number):
+        return {"question": "Count.", "answer": "1 2\\n3 4.", "metadata": {"source_dataset": "grids"}}
+
+    def score_answer(self, answer, entry):
+        return {entry["answer"]: 1.0, "1 2": 0.1}.get(answer, 0.0)
+
+
+DATASETS = {"sums": Sums, "tuples": Tuples, "grids": Grids}
 
 
 def create_dataset(name, seed=None, size=500, most=10):
@@ -234,6 +242,22 @@ def test_the_task_scores_the_final_answer() -> None:
         assert reasoning_gym(completion, json.dumps(entry)) == score, completion
     with pytest.raises(ValueError, match="needs the column `entry`"):
         reasoning_gym("9", "no entry")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_answer_of_several_lines_may_follow_the_words_that_announce_it() -> None:
+    from outdo.extras.gym.reward import reasoning_gym
+
+    entry = read_rows("reasoning-gym:grids").values[1]["entry"]
+    for completion, score in (
+        ("1 2\n3 4.", 1.0),
+        ("I count.\n\nThe answer is:\n\n1 2\n3 4.\n", 1.0),
+        ("**Answer:** 1 2\n3 4.", 1.0),
+        ("<answer>1 2\n3 4.</answer>", 1.0),
+        ("The answer is 1 2\n3 5.", 0.1),
+        ("The answer is 1 2\n3 4. The answer is 5.", 0.0),
+    ):
+        assert reasoning_gym(completion, entry) == score, completion
 
 
 @pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")

@@ -83,6 +83,12 @@ def after_cue(text: str) -> Iterator[str]:
             yield sentence
 
 
+def lines_after_cue(text: str) -> str:
+    """Return all that follows the last "the answer is" or "Answer:", such as a grid; empty if nothing does."""
+    last = deque(_CUE.finditer(text), maxlen=1)
+    return text[last[0].end() :][:LONGEST_ANSWER].strip() if last else ""
+
+
 def reference_text(answer: Any) -> str:
     """Return the answer that a reference states: by the same rule, or all of its text where nothing marks the answer.
 

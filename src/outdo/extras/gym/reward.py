@@ -3,7 +3,7 @@
 import json
 from importlib import import_module
 
-from outdo.rewards.final_answer import after_cue, final_answer
+from outdo.rewards.final_answer import after_cue, final_answer, lines_after_cue
 from outdo.utils.errors import UserError
 
 try:
@@ -14,6 +14,9 @@ except ImportError:
 
 def reasoning_gym(completion: str, entry: str = "") -> float:
     """Return the score of the final answer (`outdo.rewards.final_answer`) by the rules of the entry's task.
+
+    After "the answer is" this is the sentence, or all lines to the end, whichever scores more: answers to many tasks
+    are grids, or sentences with their period.
 
     `entry` is the column of this name, which `data.path = "reasoning-gym:chain_sum"` and other tasks have. Many tasks
     give a small score to an answer that is wrong but well formed.
@@ -29,5 +32,9 @@ def reasoning_gym(completion: str, entry: str = "") -> float:
     final = final_answer(completion)
     if final is None:
         return 0.0
-    answer = final.text if final.stated else next(after_cue(final.text), final.text)
-    return float(factory.get_score_answer_fn(task)(answer, row))
+    score = factory.get_score_answer_fn(task)
+    if final.stated:
+        return float(score(final.text, row))
+    value = float(score(next(after_cue(final.text), final.text), row))
+    lines = lines_after_cue(final.text)
+    return value if value >= 1 or not lines else max(value, float(score(lines, row)))
