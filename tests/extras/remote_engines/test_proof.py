@@ -117,3 +117,9 @@ def test_the_sequences_fit_into_the_context_and_the_vocabulary(context):
     assert len({tuple(each) for each in sequences}) == SEQUENCES
     assert {len(each) for each in sequences} == {LENGTH if context != 20 else 12}
     assert all(0 <= token < len(policy.tokenizer) for each in sequences for token in each)
+
+
+def test_the_test_sequences_of_a_policy_that_trains_single_tokens_are_those_of_its_base():
+    policy, (model, tokenizer) = fresh(), tiny_model()
+    attach(model, adapter_config("lora", r=2, trainable_token_indices=[7]))
+    assert fixed_sequences(Policy(model, tokenizer)) == fixed_sequences(policy)

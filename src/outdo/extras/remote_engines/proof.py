@@ -130,7 +130,7 @@ class Proof:
 
 def fixed_sequences(policy: PolicyView, number: int = SEQUENCES) -> list[list[int]]:
     """Return `number` sequences of token ids that depend only on the size of the vocabulary and of the context."""
-    vocabulary = min(len(policy.tokenizer), len(policy.model.get_input_embeddings().get_parameter("weight")))
+    vocabulary = min(len(policy.tokenizer), policy.model.config.get_text_config().vocab_size)
     length = LENGTH if policy.context is None else max(2, min(LENGTH, policy.context - SAMPLED))
     return [
         [stream_key(position, Stream("proof", 0, str(row), 0)) % vocabulary for position in range(length)]
@@ -165,7 +165,7 @@ def _sample(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]], 
     sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=left)
     completions = on_first_replica(world, lambda: engine.generate(requests, sampling))
     check_completions(requests, completions)
-    rows = len(policy.model.get_input_embeddings().get_parameter("weight"))
+    rows = policy.model.config.get_text_config().vocab_size
     for completion in completions:
         if (largest := max(completion.token_ids, default=0)) >= rows:
             raise EngineError(f"the engine returned the token {largest}, and the model has {rows}")

@@ -146,7 +146,7 @@ def check_policy(groups: Sequence[Group], policy: PolicyView, *, earlier: Collec
 
     Answers may be of the `earlier` versions of the policy, too.
     """
-    rows = len(policy.model.get_input_embeddings().get_parameter("weight"))
+    rows = policy.model.config.get_text_config().vocab_size  # an adapter may wrap the embedding itself
     for group in groups:
         for rollout in group.rollouts:
             if (largest := max(rollout.token_ids, default=0)) >= rows:
