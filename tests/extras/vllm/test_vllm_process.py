@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_cases import fresh, requests
+from engine_cases import fresh, other_model, requests
 from run_cases import alive, wait_until
 
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
@@ -27,6 +27,7 @@ from outdo.utils.errors import EngineError, EngineLostError
 
 STAND_IN = Path(__file__).parents[2] / "support" / "stand_in_server.py"
 SAMPLING = SamplingParams(max_tokens=12)
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 SILENCE = 1.0  # seconds until a stopped process is killed
 
 
@@ -184,6 +185,13 @@ os.kill(os.getpid(), 9)
 # ------------------------------------------------------------------------------------------------- what is delivered
 
 
+def start_of(options):
+    """The model to which an adapter with these options is attached, and its tokenizer."""
+    model, tokenizer = tiny_model()
+    mixture = "target_parameters" in options
+    return (other_model("qwen3_moe", num_experts=4, num_experts_per_tok=2) if mixture else model), tokenizer
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -191,20 +199,22 @@ os.kill(os.getpid(), 9)
         ({"r": 4, "use_dora": True}, "LoRA with use_dora"),
         ({"r": 4, "target_modules": ["q_proj", "lm_head"]}, "changes lm_head"),
         ({"r": 4, "init_lora_weights": "pissa"}, "has changed the base"),
+        ({"r": 4, "trainable_token_indices": [7, 8]}, "LoRA with trainable_token_indices"),
+        ({"r": 4, "target_parameters": EXPERTS}, "LoRA with target_parameters"),
     ],
 )
 def test_an_adapter_that_vllm_does_not_serve_is_merged(options, why):
-    model, tokenizer = tiny_model()
+    model, tokenizer = start_of(options)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     attach(model, adapter_config("lora", **options))
     assert why in weights.why_merged(model)
     assert bool(why) == bool(weights.why_merged(model))
     for name, weight in model.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name or "tokens_delta" in name:
             torch.nn.init.normal_(weight, std=0.3)
     policy = Policy(model, tokenizer)
     sequences = [list(range(5, 60))]
-    merged, _ = tiny_model()
+    merged, _ = start_of(options)
     found = weights.merged_weights(model)
     assert found.keys() == before.keys()
     merged.load_state_dict(found, strict=False)

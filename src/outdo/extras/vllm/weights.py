@@ -107,23 +107,24 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     The model itself is not changed. One layer at a time exists twice.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
+    from peft.utils.other import AuxiliaryTrainingWrapper, TrainableTokensWrapper
 
     weights: dict[str, Tensor] = {}
     inside: list[str] = []
     for name, module in model.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            inside.append(f"{name}.")
-            merged: Any = copy.deepcopy(module)
-            merged.merge(safe_merge=True)
-            own = merged.get_base_layer().named_parameters()
+        if name.startswith(tuple(inside)):  # a part of a layer that is merged already
+            continue
+        if isinstance(module, TrainableTokensWrapper):
+            own = _merged(module.token_adapter)
+        elif isinstance(module, BaseTunerLayer):
+            own = _merged(module)
         elif isinstance(module, AuxiliaryTrainingWrapper):
-            inside.append(f"{name}.")
             copies: Any = module.modules_to_save
-            own = copies[NAME].named_parameters()
+            own = dict(copies[NAME].named_parameters())
         else:
             continue
-        weights |= {f"{name}.{part}": weight.detach() for part, weight in own}
+        inside.append(f"{name}.")
+        weights |= {f"{name}.{part}": weight.detach() for part, weight in own.items()}
     outside = {
         name: weight.detach()
         for name, weight in model.named_parameters()  # a tied weight has one name
@@ -137,6 +138,20 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
                 'use weights = "bfloat16"'
             )
     return {name: weight.cpu().contiguous() for name, weight in weights.items()}
+
+
+def _merged(layer: Any) -> dict[str, Tensor]:
+    """Return the weights of the base of a layer with its adapter merged into them. The layer is not changed.
+
+    Experts with several adapted tensors have a layer of the adapter for each of them, one inside the other.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    merged = copy.deepcopy(layer)
+    while isinstance(merged, BaseTunerLayer):
+        merged.merge(safe_merge=True)
+        merged = merged.get_submodule("base_layer")  # pyright: ignore[reportAttributeAccessIssue]
+    return dict(merged.named_parameters())
 
 
 def _adapter_config(model: PreTrainedModel) -> Any:
