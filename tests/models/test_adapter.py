@@ -265,6 +265,15 @@ def test_an_adapter_with_missing_weights_is_refused(base: Path, tmp_path: Path, 
         Policy.load(adapter)
 
 
+def test_an_adapter_that_changes_the_base_at_random_is_refused_new_and_saved(base: Path, adapter: Path):
+    with pytest.raises(ModelError, match='init_lora_weights = "pissa_niter_4" changes the base at random'):
+        Policy.load(base, adapter=LoraConfig(r=4, init_lora_weights="pissa_niter_4", target_modules="all-linear"))
+    file = adapter / "adapter_config.json"
+    file.write_text(file.read_text().replace('"init_lora_weights": true', '"init_lora_weights": "pissa_niter_4"'))
+    with pytest.raises(ModelError, match='adapter cannot be loaded: init_lora_weights = "pissa_niter_4" changes'):
+        Policy.load(adapter)
+
+
 @pytest.mark.release
 def test_a_checkpoint_with_an_adapter_takes_at_most_a_quarter_of_the_disk(tmp_path: Path):
     build(tmp_path / "quickstart", seed=0)

@@ -102,8 +102,14 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
     The weights of the adapter are float32, whatever those of the base are. Some initialisations (PiSSA, OLoRA) change
     the base as well.
 
-    Raises `ModelError` if PEFT cannot attach it to this model, or if none of its weights would be trained.
+    Raises `ModelError` if PEFT cannot attach it to this model, if none of its weights would be trained, or if it would
+    change the base at random: what is saved does not contain the base, so that nothing could load the adapter again.
     """
+    if str(start := getattr(config, "init_lora_weights", "")).startswith("pissa_niter"):
+        raise ModelError(
+            f'init_lora_weights = "{start}" changes the base at random, so that a saved adapter fits no base; one that '
+            'begins with "pissa" can be loaded again'
+        )
     if has_adapter(model):
         raise ModelError("the model has an adapter already; `outdo export --merge` makes a model without one of it")
     with torch.random.fork_rng(devices=[]), _without_warnings():
