@@ -274,6 +274,12 @@ def test_an_adapter_that_changes_the_base_at_random_is_refused_new_and_saved(bas
         Policy.load(adapter)
 
 
+def test_an_adapter_that_mixes_the_rows_of_a_batch_is_refused_before_it_is_trained(base: Path):
+    """The experts of Lily are mixed by their mean weights over all tokens of a batch, those of later ones too."""
+    with pytest.raises(ModelError, match="a token reads other rows of its batch, or tokens after it"):
+        Policy.load(base, adapter=adapter_config("lily", target_modules=["q_proj"]))
+
+
 @pytest.mark.release
 def test_a_checkpoint_with_an_adapter_takes_at_most_a_quarter_of_the_disk(tmp_path: Path):
     build(tmp_path / "quickstart", seed=0)

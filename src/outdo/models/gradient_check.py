@@ -1,10 +1,12 @@
-"""Compare one derivative of a model with a finite difference.
+"""Check derivatives of a model with an adapter, for faults that neither the loss nor a first forward pass shows.
 
-A layer without a backward pass cuts the gradient, and nothing else shows it: the loss is right, and the weights of the
-first layers still get what arrives around the cut, on the residual connections.
+A layer without a backward pass cuts the gradient: the loss is right, and the weights of the first layers still get what
+arrives around the cut, on the residual connections. So one derivative is compared with a finite difference. And an
+adapter that mixes the rows of a batch computes nothing before its first update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -25,6 +27,8 @@ CHANGE = 5e-3
 """By how much the first step of the finite difference should change it."""
 TRIES = 3
 """Steps, each a quarter of the one before: a step may be too long for a model that is far from linear."""
+NOISE = 0.05
+"""The standard deviation of what is added to the weights of an adapter, which computes nothing at first."""
 
 
 def check_gradient(model: PreTrainedModel, output: Callable[[], Tensor]) -> None:
@@ -65,6 +69,49 @@ def mean_logprob(forward: Forward) -> Tensor:
 
     logprobs, _ = forward.with_weights(partial(forward.scores_at, batch, rows, columns, entropy="none"))
     return logprobs.double().mean()
+
+
+def check_rows_apart(model: PreTrainedModel, padded: Forward) -> None:
+    """Raise `ModelError` if an adapter lets a token read another row of its batch, or a token after it.
+
+    Then its log-probability depends on the micro-batch. `padded` is the forward pass in the padded way. A new adapter
+    computes nothing, so that some noise is added to its weights meanwhile. Where nothing is read, the derivative is
+    exactly 0, however the numbers round.
+    """
+    batch = small_batch(model.config.get_text_config().vocab_size).to(padded.device)
+    row, place, found = 1, int(batch.prompt_lengths[1]), list[Tensor]()
+
+    def keep(embeddings: Tensor) -> Tensor:
+        found.append(embeddings.detach().requires_grad_())
+        return found[0].clone()  # which a model may change in place, as it may not change a leaf
+
+    def output() -> Tensor:
+        hidden, source = padded.hidden(batch)
+        return hidden[source[row, place + 1]].float()
+
+    with _noise_in(model), torch.enable_grad():
+        values = _with_embeddings(model, output, keep)
+        (derivative,) = torch.autograd.grad((values * torch.linspace(1, 2, len(values)).to(values)).sum(), found)
+    derivative[row, : place + 1] = 0  # the tokens that it may read
+    if derivative.any():
+        raise ModelError(
+            f"{type(model).__name__}: with this adapter a token reads other rows of its batch, or tokens after it, so "
+            "that its log-probability depends on the batch; outdo cannot train such an adapter"
+        )
+
+
+@contextmanager
+def _noise_in(model: PreTrainedModel) -> Iterator[None]:
+    """Add noise to the trained weights of a model during a `with` block."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    before, source = [weight.detach().clone() for weight in trained], torch.Generator().manual_seed(0)
+    try:
+        for weight in trained:
+            weight.data.add_(NOISE * torch.randn(weight.shape, generator=source).to(weight))
+        yield
+    finally:
+        for weight, own in zip(trained, before, strict=True):
+            weight.data.copy_(own)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights
 from outdo.models.device import Precision, choose_device
 from outdo.models.finite import check_finite
-from outdo.models.gradient_check import check_gradient, mean_logprob
+from outdo.models.gradient_check import check_gradient, check_rows_apart, mean_logprob
 from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
 from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.onednn import ONEDNN, Gradients
@@ -63,6 +63,8 @@ class Policy(Scorer):
         super().__init__(forward, batch_sizes or BatchSizes(), world)
         if has_adapter(model):
             check_gradient(model, partial(mean_logprob, forward.in_float32()))
+            if forward.sharding is None:  # on a divided base there is LoRA alone
+                check_rows_apart(model, forward.in_float32().with_way("padded"))
         self.model = model
         self.tokenizer = tokenizer
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings())
