@@ -125,6 +125,17 @@ def test_token_ids_go_in_and_come_out(server):
     assert {body["model"] for body in by_prompt.values()} == {"base"}
 
 
+def test_a_text_that_ends_an_answer_may_be_that_of_a_special_token(server):
+    """vLLM looks for it in the text of the answer, which has no special tokens unless that is asked for."""
+    policy = fresh()
+    engine = vllm(policy, url=url(server))
+    engine.update_weights(policy)
+    engine.generate(requests()[:1], SamplingParams(max_tokens=6, stop=("<|end|>",)))
+    params = server.seen[-1][1]["sampling_params"]
+    assert params["stop"] == ["<|end|>"]
+    assert params["skip_special_tokens"] is False
+
+
 @pytest.mark.parametrize(("status", "error"), [(500, EngineLostError), (503, EngineLostError), (400, EngineError)])
 def test_a_failing_server_is_lost_and_a_refused_request_is_an_error(server, status, error):
     policy = fresh()

@@ -138,6 +138,7 @@ class VllmEngine:
             "min_p": sampling.min_p,
             "stop": list(sampling.stop),
             "stop_token_ids": sorted(rule.stop_ids),
+            "skip_special_tokens": False,  # a text in `stop` may be that of a special token
         }
         response = self.server.generate(asked, how)
         with _reading("answers"):
