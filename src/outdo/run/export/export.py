@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from outdo.models.adapter import merged
 from outdo.models.attention.forward import layers_of
+from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
 from outdo.models.loading import load_classifier, load_model, load_tokenizer, without_bars
 from outdo.models.logprobs import sequence_logprobs
@@ -44,7 +45,8 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source", licence: st
     source is the dtype of the model that the run started from; of an unfinished fine-tuning it is float32, as of one
     that has ended. The export of an adapter is the adapter, in float32.
 
-    Raises `UserError` if `folder` is not empty, or if the source's dtype is not known.
+    Raises `UserError` if `folder` is not empty, if the source's dtype is not known, or if a weight is too large for
+    `dtype`.
     """
     _check_target(folder)
     facts = inspect_folder(source.model, EITHER)
@@ -74,7 +76,8 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", lice
     `SEQUENCES` fixed sequences. It is computed in float64: two models that are equal but for the order of their
     products differ in float32 by more than the rounding of the merged weights.
 
-    Raises `UserError` if `folder` is not empty, if there is no adapter, or if the merged model is another one.
+    Raises `UserError` if `folder` is not empty, if there is no adapter, if the merged model is another one, or if a
+    weight is too large for `dtype`.
     """
     _check_target(folder)
     facts = inspect_folder(source.model)
@@ -90,7 +93,7 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", lice
     if not rounding < max(MOST_ROUNDING, products):
         other = f"the merged model differs from the adapter by {rounding:.2g} nats"
         raise UserError([f"--merge: {other}; this adapter cannot be merged"])
-    model = model.to(getattr(torch, wanted))  # pyright: ignore[reportArgumentType]
+    model = _converted(model, wanted)
 
     def write(aside: Path) -> None:
         with without_bars():
@@ -169,6 +172,14 @@ def _write_model(checkpoint: Path, folder: Path, dtype: str, *, is_adapter: bool
             shutil.copy2(path, folder / path.name)
     if converted:
         gives_reward = (facts.architecture or "").endswith(REWARD_MODEL.endings)
-        model = load_classifier(facts) if gives_reward else load_model(facts)
+        model = _converted(load_classifier(facts) if gives_reward else load_model(facts), dtype)
         with without_bars():
-            model.to(getattr(torch, dtype)).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
+            model.save_pretrained(folder)
+
+
+def _converted(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+    """Return a model with weights in `dtype`. Raises `UserError` if one is too large for it: it would be infinite."""
+    model = model.to(getattr(torch, dtype))  # pyright: ignore[reportArgumentType]
+    if fault := non_finite_weight(model):
+        raise UserError([f"--dtype {dtype}: {fault} in this dtype; bfloat16 has the range of float32"])
+    return model
