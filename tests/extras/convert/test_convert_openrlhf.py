@@ -234,6 +234,12 @@ def test_the_names_since_0_10_mean_what_the_earlier_ones_mean(tmp_path: Path) ->
     ]
 
 
+def test_a_flag_of_fsdp_is_read_as_that_of_deepspeed() -> None:
+    conversion = convert_openrlhf({"fsdp.param_dtype": "bf16", "fsdp.lora.rank": 8, "actor.model_name_or_path": "m"})
+    assert conversion.settings["precision"] == "bfloat16"
+    assert conversion.settings["train.adapter"]["rank"] == 8
+
+
 def test_mistakes_have_the_names_that_are_written() -> None:
     written = {"data.prompt_dataset": "x.jsonl", "train.batch_size": 300, "rollout.n_samples_per_promt": 4}
     assert convert_openrlhf(written).mistakes == [
@@ -258,6 +264,14 @@ def test_an_answer_without_a_limit_of_its_own_has_that_of_prompt_and_answer(tmp_
             {"name": "truncate", "low": 0.0, "high": 3.0},
         ),
         ({"algo.advantage.is_correction_enable": True}, {"name": "truncate", "low": 0.5, "high": 5.0}),
+        (
+            {
+                "enable_vllm_is_correction": True,
+                "vllm_is_truncated_threshold": [0.5, 5.0],
+                "use_icepop": True,
+            },
+            {"name": "mask", "low": 0.5, "high": 5.0},
+        ),
         (
             {"algo.advantage.is_correction_enable": True, "algo.advantage.is_correction_type": "icepop"},
             {"name": "mask", "low": 0.5, "high": 5.0},

@@ -52,7 +52,7 @@ def convert_openrlhf(
     is_later = any("." in name for name in written)
     conversion = converted(
         "OpenRLHF",
-        _with_bounds({earlier.get(name, name): value for name, value in written.items()}),
+        _with_correction({earlier.get(_without_backend(name), name): value for name, value in written.items()}),
         (partial(_batch, rows=rows), *RULES),
         remarks=remarks,
         other_defaults=table["defaults_since_0_10"] | WITHOUT_DEFAULT if is_later else {},
@@ -63,12 +63,24 @@ def convert_openrlhf(
     return conversion
 
 
-def _with_bounds(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags with both bounds of the correction: a number alone is the upper one."""
+def _without_backend(name: str) -> str:
+    """Return the name of a flag with `ds`, in whose place the versions after 0.11 have `fsdp`."""
+    return re.sub(r"^fsdp\.", "ds.", name)
+
+
+def _with_correction(written: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags with both bounds and the type of the correction.
+
+    A number alone is the upper bound. `use_icepop` of a version before 0.10 is a type now.
+    """
     name = "vllm_is_truncated_threshold"
     bounds = as_list(written.get(name))
-    is_one = len(bounds) == 1 and isinstance(bounds[0], int | float)
-    return {**written, **({name: [0.0, *bounds]} if is_one else {})}
+    if len(bounds) == 1 and isinstance(bounds[0], int | float):
+        written = {**written, name: [0.0, *bounds]}
+    if written.get("use_icepop") is True:
+        written = {**written, "vllm_is_correction_type": "icepop"}
+        del written["use_icepop"]
+    return written
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
