@@ -4,47 +4,30 @@
 """
 
 import argparse
-import html
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from math import isinf
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.smollm2 import kinds
 from benchmarks.smollm2.__main__ import results
-from benchmarks.smollm2.plan import (
-    FURTHER_METHODS,
-    FURTHER_TASKS,
-    LAST,
-    METHODS,
-    PASSES,
-    PASSES_STEPS,
-    RATES,
-    TASKS,
-    Result,
-    planned,
+from benchmarks.smollm2.plan import LAST, RATES, Result, planned
+from benchmarks.smollm2.table_parts import (
+    ALL_METHODS,
+    ALL_TASKS,
+    NOT_RUN,
+    cell,
+    mean_of,
+    of,
+    reached_after,
+    rows,
+    windows,
 )
+from benchmarks.smollm2.trl_tables import trl
+from benchmarks.smollm2.update_tables import distance, passes
 
 PAGE = Path("docs/results.md")
-NOT_RUN = "not run yet"
-HELD_OUT = "rows/greedy_reward"
-ALL_TASKS = (*TASKS, *FURTHER_TASKS)
-ALL_METHODS = ("grpo", "lora", *list(METHODS)[1:], *FURTHER_METHODS)
-
-
-def of(runs: Sequence[Result], task: str, method: str) -> list[Result]:
-    """Return the runs of a method on a task, by seed; those of its tuning by learning rate."""
-    made = [run for run in runs if run["name"].startswith(f"{task}/{method}/")]
-    return sorted(made, key=lambda run: (run["lr"], run["seed"]))
-
-
-def rows(head: str, lines: Sequence[str]) -> str:
-    """Return a table of Markdown."""
-    if not lines:
-        return NOT_RUN
-    return "\n".join([head, re.sub(r"[^|]+", "---", head), *lines])
 
 
 def learned(runs: Sequence[Result]) -> str:
@@ -201,109 +184,10 @@ def drift_at(reward: float, evaluations: Sequence[Result]) -> float:
     return float("nan")
 
 
-def windows(run: Result) -> list[float]:
-    """Return the mean rewards of each ten steps."""
-    reward = run["curve"]["reward"]
-    return [fmean(reward[first : first + LAST]) for first in range(0, len(reward), LAST)]
-
-
 def answers_until(run: Result, reward: float, *, per_step: int = 32) -> float:
     """Return how many answers were sampled before the end of the first ten steps with such a mean; inf: never."""
     reached = (number for number, mean in enumerate(windows(run), 1) if mean >= reward)
     return next(reached, float("inf")) * LAST * per_step
-
-
-def reached_after(counts: Sequence[float], form: str) -> str:
-    """Return the mean of what the seeds took, as text; a seed that never reached it has infinity."""
-    return "not all seeds" if isinf(max(counts)) else format(fmean(counts), form)
-
-
-def trl(runs: Sequence[Result]) -> str:
-    """The mean rewards of each ten steps, lowest and highest of the seeds, of outdo and of TRL."""
-    tables = [trl_on(task, runs) for task in ALL_TASKS if of(runs, task, "grpo") and of(runs, task, "trl")]
-    return "\n\n".join(tables) or NOT_RUN
-
-
-def trl_on(task: str, runs: Sequence[Result]) -> str:
-    """The same on one task."""
-    both = {"outdo": of(runs, task, "grpo"), "TRL": of(runs, task, "trl")}
-    lines = []
-    for number in range(len(windows(both["outdo"][0]))):
-        ends = {name: [windows(run)[number] for run in each] for name, each in both.items()}
-        overlap = max(map(min, ends.values())) <= min(map(max, ends.values()))
-        cells = (f"{min(each):.3f} to {max(each):.3f}" for each in ends.values())
-        steps = f"{number * LAST + 1} to {(number + 1) * LAST}"
-        lines.append(f"| {steps} | {' | '.join(cells)} | {'yes' if overlap else 'no'} |")
-    held_out = {name: [run["evaluations"][-1][HELD_OUT] for run in each] for name, each in both.items()}
-    cells = (f"{min(each):.3f} to {max(each):.3f}" for each in held_out.values())
-    lines.append(f"| held-out reward, rows | {' | '.join(cells)} | |")
-    start, goal = both["outdo"][0]["before"][HELD_OUT], min(map(fmean, held_out.values()))
-    timed = {**both, "outdo": [*both["outdo"], *of(runs, task, "beside_trl")]}
-    beside = {name: on_processors(each, timed.values()) for name, each in timed.items()}
-    measured: dict[str, tuple[Mapping[str, list[Result]], Callable[[Result], float]]] = {
-        f"steps to {goal:.3f} of it": (both, lambda run: steps_until(goal, start, run)),
-        "the same in seconds": (beside, lambda run: seconds_until(goal, start, run)),
-        "processor seconds": (beside, lambda run: run["cpu_seconds"]),
-        "peak GB": (beside, lambda run: run["peak_bytes"] / 1e9),
-    }
-    for title, (made, value) in measured.items():
-        cells = (reached_after([*map(value, each)], ",.1f") if each else "" for each in made.values())
-        lines.append(f"| {title} | {' | '.join(cells)} | |")
-    return rows(f"| `{task}`, steps | outdo | TRL | overlap |", lines)
-
-
-def on_processors(made: Sequence[Result], groups: Iterable[Sequence[Result]]) -> list[Result]:
-    """Return the runs on the processors on which every group has a run."""
-    shared = set.intersection(*({run["processor"] for run in each} for each in groups))
-    return [run for run in made if run["processor"] in shared]
-
-
-def steps_until(reward: float, start: float, run: Result) -> float:
-    """Return after how many steps the held-out reward is so high, interpolated between evaluations; inf: never."""
-    points = [(0, start), *((each["step"], each[HELD_OUT]) for each in run["evaluations"])]
-    for (before, low), (after, high) in pairwise(points):
-        if low < reward <= high:
-            return before + (after - before) * (reward - low) / (high - low)
-    return float("inf")
-
-
-def seconds_until(reward: float, start: float, run: Result) -> float:
-    """Return after how many seconds of steps the held-out reward is so high; inf: never."""
-    steps = steps_until(reward, start, run)
-    if isinf(steps):
-        return steps
-    seconds = [*run["curve"]["seconds"], 0.0]  # the last step is whole
-    return sum(seconds[: int(steps)]) + steps % 1 * seconds[int(steps)]
-
-
-def passes(runs: Sequence[Result]) -> str:
-    """One, four, and as many updates on each batch as it takes: means over the first steps, and the held-out reward."""
-    lines = []
-    for method in ("grpo", "target"):
-        once = of(runs, "instructions", method)[:1]
-        for name, made in {"1": once, **{name: of(runs, "passes", f"{method}-{name}") for name in PASSES}}.items():
-            for run in made:
-                at = next(each for each in run["evaluations"] if each["step"] == PASSES_STEPS)
-                shown = (mean_of(run["curve"], name, PASSES_STEPS) for name in ("updates", "attained", "overshoot"))
-                cells = [f"{value:.2f}" for value in shown]
-                cells += [f"{mean_of(run['curve'], 'kl', PASSES_STEPS):.4f}", f"{at['rows/greedy_reward']:.3f}"]
-                lines.append(f"| `{method}` | {name} | {' | '.join(cells)} |")
-    return rows("| method | updates asked | made | attained | overshoot | KL of a step | reward, rows |", lines)
-
-
-def distance(runs: Sequence[Result]) -> str:
-    """How far a step goes when ε, β, the size of the groups or the longest answer differ."""
-    lines = []
-    for run in runs:
-        if run["name"].startswith("distance/"):
-            _, varied, updates = run["name"].split("/")
-            curve = run["curve"]
-            clipped = "" if None in curve["clipped"] else f"{mean_of(curve, 'clipped'):.1%}"
-            lines.append(
-                f"| {varied.replace('-', ' = ')} | {updates} | {mean_of(curve, 'kl'):.2e} "
-                f"| {mean_of(curve, 'attained'):.2f} | {clipped} | `{run['weights'][:8]}` |"
-            )
-    return rows("| | updates | KL of a step | attained | clipped | weights |", lines)
 
 
 def answers(runs: Sequence[Result]) -> str:
@@ -334,11 +218,6 @@ def missing(runs: Sequence[Result]) -> str:
     return rows("| runs | command |", lines)
 
 
-def cell(text: str) -> str:
-    """Return a text as it stands in a cell of a table."""
-    return html.escape(text.strip()).replace("|", "\\|").replace("\n", "<br>")
-
-
 def tuning(runs: Sequence[Result]) -> str:
     """The mean reward of the last ten steps at each learning rate."""
     lines = []
@@ -348,12 +227,6 @@ def tuning(runs: Sequence[Result]) -> str:
             cells = (f"{run['lr']:g}: {fmean(run['curve']['reward'][-LAST:]):.3f}" for run in each)
             lines.append(f"| `{method}` | {' | '.join(cells)} |")
     return rows("| method | smallest rate | middle | largest |", lines)
-
-
-def mean_of(curve: Result, name: str, steps: int | None = None) -> float:
-    """Return the mean of a metric over its first steps, or over all; NaN where no step has it."""
-    found = [value for value in curve.get(name, [])[:steps] if value is not None]
-    return fmean(found) if found else float("nan")
 
 
 TABLES: dict[str, Callable[[Sequence[Result]], str]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.smollm2 import broken, curves, kinds, run, tables
+from benchmarks.smollm2 import broken, curves, kinds, run, table_parts, tables, trl_tables
 from benchmarks.smollm2.__main__ import results
 from benchmarks.smollm2.plan import RATES
 from outdo.algorithms.advantages import group_standardised
@@ -103,11 +103,11 @@ def test_steps_to_a_reward_are_interpolated_between_evaluations():
     trained = made("instructions/trl/0")
     trained["curve"]["seconds"] = [1] * 20 + [10] * 40
     for evaluation, reward in zip(trained["evaluations"], (0.4, 0.3, 0.7), strict=True):
-        evaluation[tables.HELD_OUT] = reward
-    assert tables.steps_until(0.3, 0.2, trained) == pytest.approx(10)
-    assert tables.steps_until(0.45, 0.2, trained) == pytest.approx(47.5)
-    assert tables.seconds_until(0.45, 0.2, trained) == pytest.approx(20 + 275)
-    assert tables.seconds_until(0.8, 0.2, trained) == float("inf")
+        evaluation[table_parts.HELD_OUT] = reward
+    assert trl_tables.steps_until(0.3, 0.2, trained) == pytest.approx(10)
+    assert trl_tables.steps_until(0.45, 0.2, trained) == pytest.approx(47.5)
+    assert trl_tables.seconds_until(0.45, 0.2, trained) == pytest.approx(20 + 275)
+    assert trl_tables.seconds_until(0.8, 0.2, trained) == float("inf")
 
 
 def test_runs_of_one_seed_are_shown_beside_each_other():
