@@ -67,11 +67,16 @@ class TrackedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The resolved recipe and the environment of the run, by dotted keys, without trackers and secrets."""
+        """The resolved recipe and the environment of the run, by dotted keys, without trackers and secrets.
+
+        `environment.json` has the keys `environment.*`, and the setting `environment` of the recipe
+        `recipe.environment`: both are called `environment`.
+        """
         recipe = tomllib.loads((self.folder / "recipe.toml").read_text(encoding="utf-8"))
         environment = json.loads((self.folder / "environment.json").read_bytes())
         recipe.pop("track", None)
-        settings = dotted({**recipe, "environment": environment})
+        played = {"recipe": {"environment": recipe.pop("environment")}} if "environment" in recipe else {}
+        settings = dotted({**recipe, **played, "environment": environment})
         return {key: redact(value) if isinstance(value, str) else value for key, value in settings}
 
     @property
