@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from run_cases import alive, wait_until
 
+from outdo.config.file import read_piece
 from outdo.config.recipe import Piece
 from outdo.extras.record import parquet
 from outdo.extras.trackers import sending as module
@@ -210,6 +212,31 @@ def test_a_run_folder_without_room_for_trackers_is_one_sentence(run):
     (run / "trackers").symlink_to(run / "nowhere")  # as in a read-only folder, mkdir fails
     with pytest.raises(RunFolderError, match="trackers: cannot be created: "), sending(run, [], print, follow=False):
         pass
+
+
+def test_a_tracker_gets_the_environment_of_the_recipe_beside_that_of_the_machine(run):
+    (run / "environment.json").write_text('{"seed": 3}')
+    (run / "recipe.toml").write_text('environment = {name = "tools", functions = "own.py:note"}\ntrack = "wandb"\n')
+    tracked = TrackedRun(run, "mine", 0, False, print)
+    assert tracked.settings == {
+        "recipe.environment.name": "tools",
+        "recipe.environment.functions": "own.py:note",
+        "environment.seed": 3,
+    }
+    (run / "recipe.toml").write_text('environment = "own.py:Game"\n')
+    assert tracked.settings == {"recipe.environment": "own.py:Game", "environment.seed": 3}
+
+
+def test_what_is_said_of_a_run_that_was_not_sent_sends_it_to_the_same_place(run):
+    append(run, 1)
+    said: list[str] = []
+    project = {"name": "mlflow", "experiment": "it's mine", "uri": "bad://user:pa55word@host", "completions": 0}
+    with sending(run, [Piece.model_validate(project)], said.append, follow=True):
+        pass
+    command = said[-1].rpartition("; `")[2].removesuffix("` sends the whole run")
+    outdo, track, folder, to, written = shlex.split(command)
+    assert (outdo, track, folder, to) == ("outdo", "track", str(run), "--to")
+    assert read_piece("--to", written, "") == Piece.model_validate(project | {"uri": "bad://***@host"})
 
 
 def test_a_run_that_is_sent_anew_keeps_its_id_until_it_has_another_one(run):

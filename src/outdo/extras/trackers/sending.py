@@ -7,6 +7,7 @@ minute. No thread could end them; a process can be killed.
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from outdo.config.messages import to_toml
 from outdo.config.names import TRACKERS
 from outdo.config.recipe import Piece
 from outdo.extras.trackers.base import COMMON, FOLDER, file_stem
@@ -23,6 +25,7 @@ from outdo.extras.trackers.send import LAST
 from outdo.extras.trackers.steps import steps_of
 from outdo.utils import atomic
 from outdo.utils.errors import RunFolderError
+from outdo.utils.secrets import redact
 from outdo.utils.text import counted
 
 AT_ONCE = 2.0
@@ -164,5 +167,11 @@ class _Sender(Thread):
         what = lacking if missing else "the end of the run was"
         unknown = "it gave no reason" if self._word in LAST else "its process has ended"
         why = (self._reason if self._word in LAST else "") or f"{unknown}; see {self._log}"
-        again = f"`outdo track {self._folder} --to {self.tracker.name}` sends the whole run"
+        again = f"`outdo track {shlex.quote(str(self._folder))} --to {self._typed}` sends the whole run"
         return f"{self.tracker.name}: {what} not delivered: {why}; {again}"
+
+    @property
+    def _typed(self) -> str:
+        """The tracker as it is typed: without its options the run would go to another project or server."""
+        written = to_toml(self.tracker.model_dump()) if self.tracker.options else self.tracker.name
+        return redact(shlex.quote(written))
