@@ -10,7 +10,9 @@ import wandb_file
 from run_cases import Command, metrics, outdo_, timeless, together, wait_until, weights
 
 from outdo.cli.train import run_train
+from outdo.config.recipe import Piece
 from outdo.extras.trackers.base import dashboard_names
+from outdo.extras.trackers.check import tracker_mistakes
 from outdo.extras.trackers.command import command as track
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
@@ -194,6 +196,20 @@ def test_mistakes_are_found_before_a_model_loads(tracked_home):
     ):
         assert sentence in said
     assert not (tracked_home / "run").exists()
+
+
+def test_options_of_the_wrong_kind_are_found_before_they_stop_a_tracker_at_the_end_of_the_run():
+    given = [
+        {"name": "on_end", "command": 3},
+        {"name": "wandb", "entity": 7, "deadline": 0},
+        {"name": "mlflow", "uri": " ", "experiment": "mine"},
+    ]
+    assert list(tracker_mistakes([Piece.model_validate(each) for each in given])) == [
+        "track.on_end.command: expected text, found 3",
+        "track.wandb.entity: expected text, found 7",
+        "track.wandb.deadline: expected a number above 0, found 0",
+        "track.mlflow.uri: expected text, found ' '",
+    ]
 
 
 def test_a_missing_client_is_named_before_a_model_loads(tracked_home, monkeypatch):

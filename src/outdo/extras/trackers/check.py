@@ -9,7 +9,7 @@ from outdo.config.recipe import Piece
 from outdo.extras.trackers.base import COMMON
 from outdo.extras.trackers.hooks import GIVEN
 from outdo.utils.imports import Signature, signature_of
-from outdo.utils.options import option_mistakes
+from outdo.utils.options import POSITIVE, Check, is_text, option_mistakes
 
 
 def tracker_mistakes(pieces: Sequence[Piece]) -> Iterator[str]:
@@ -22,7 +22,13 @@ def tracker_mistakes(pieces: Sequence[Piece]) -> Iterator[str]:
             yield from wrong_name
             continue
         own, takes = piece.name not in TRACKERS, tracker_options(piece.name)
-        yield from option_mistakes(f"track.{piece.name}", piece.name, piece.options, takes, own=own)
+        checks = {"deadline": POSITIVE} if own else {"deadline": POSITIVE, **_texts(takes)}
+        yield from option_mistakes(f"track.{piece.name}", piece.name, piece.options, takes, own=own, checks=checks)
+
+
+def _texts(takes: Signature) -> dict[str, Check]:
+    """Return the checks of the options that have no default to compare with: all of them are texts."""
+    return {name: (is_text, "text") for name in takes.options if takes.defaults.get(name) is None}
 
 
 def tracker_options(name: str) -> Signature:
