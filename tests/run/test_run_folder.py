@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -287,6 +288,38 @@ def test_a_file_that_a_run_would_change_keeps_a_new_run_out_of_a_folder(tmp_path
     said = why_taken(tmp_path)
     assert said is not None
     assert f"no run is there, and a run writes {file.partition('/')[0]}, which exists already" in said
+
+
+@pytest.fixture
+def closed():
+    """A folder of somebody who is not root, which this test is then: root may write everywhere."""
+    with tempfile.TemporaryDirectory() as name:
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.chown(name, 65534, 65534)
+            os.seteuid(65534)
+        yield Path(name)
+        os.chmod(name, 0o700)
+        if is_root:
+            os.seteuid(0)
+
+
+def test_a_run_does_not_begin_where_nobody_may_write(closed):
+    (closed / "inner").mkdir()
+    assert why_taken(closed / "run") is None
+    closed.chmod(0o500)
+    assert f"run: cannot be used as a run folder: {closed} cannot be written" in (why_taken(closed / "run") or "")
+    closed.chmod(0)
+    assert "run: cannot be used as a run folder: Permission denied" in (why_taken(closed / "inner" / "run") or "")
+
+
+def test_a_run_does_not_begin_where_a_file_is_in_its_way(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "run", file / "runs" / "run"):
+        assert f"{folder}: cannot be used as a run folder: {file} is a file" in (why_taken(folder) or "")
+    monkeypatch.chdir(tmp_path)
+    assert why_taken(Path("runs/new")) is None
 
 
 def test_a_new_run_begins_where_an_earlier_start_has_failed(tmp_path):

@@ -1,5 +1,6 @@
 """Whether a folder holds a run, and whether a new run may begin there."""
 
+import os
 from pathlib import Path
 
 from outdo.run.folder.run_folder import read_metrics
@@ -42,7 +43,12 @@ def why_no_run(folder: Path) -> str | None:
 
 
 def why_taken(folder: Path) -> str | None:
-    """Return why a new run cannot begin in a folder, if it cannot: a run is there, or a file that it would change."""
+    """Return why a new run cannot begin in a folder, if it cannot.
+
+    It cannot be made or written, a run is there, or a file that a run would change.
+    """
+    if problem := _why_not_writable(folder):
+        return problem
     if holds_run(folder):
         return f"{folder} holds a run already; `outdo resume {folder}` continues it"
     there = [name for name in WRITTEN if _has_content(folder / name)]
@@ -54,6 +60,19 @@ def why_taken(folder: Path) -> str | None:
         f"{folder}: no run is there, and a run writes {', '.join(there)}, which exists already; "
         "choose another run folder (run=NAME)"
     )
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    """Return why a run folder cannot be made, or written if it is there; None if nothing speaks against it."""
+    try:
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    except PermissionError as error:
+        return f"{folder}: cannot be used as a run folder: {error.strerror}; choose another one (run=PATH)"
+    if not there.is_dir():
+        return f"{folder}: cannot be used as a run folder: {there} is a file; choose another one (run=PATH)"
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        return f"{folder}: cannot be used as a run folder: {there} cannot be written; choose another one (run=PATH)"
+    return None
 
 
 def _has_content(path: Path) -> bool:
