@@ -1,9 +1,12 @@
 """Write matplotlib figures so that the same figure is the same file, byte for byte."""
 
 import io
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from outdo.utils.errors import OutdoError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,12 +21,19 @@ def picture_mistakes(path: str | Path) -> list[str]:
 
 
 def save_picture(figure: "Figure", path: str | Path) -> None:
-    """Write a figure to an .svg or .png file.
+    """Write a figure to an .svg or .png file. Raises `OutdoError` if the file cannot be written.
 
     matplotlib names the parts of an SVG by hashes. Here they are numbered instead, in the order in which they appear.
     """
     path = Path(path)
     _fix_positions(figure)
+    try:
+        _write(figure, path)
+    except OSError as error:
+        raise OutdoError(f"{path}: cannot be written: {os.strerror(error.errno or 0)}") from error
+
+
+def _write(figure: "Figure", path: Path) -> None:
     if path.suffix != ".svg":
         figure.savefig(path, dpi=160)
         return

@@ -23,7 +23,7 @@ from outdo.extras.explain.command import ExplainArguments, command, run_example,
 from outdo.extras.explain.explain import explain, table
 from outdo.extras.explain.explain_plot import plot
 from outdo.types import Batch, Terms, TokenScores
-from outdo.utils.errors import UserError
+from outdo.utils.errors import OutdoError, UserError
 from outdo.utils.imports import resolve
 
 # ------------------------------------------------------------------------------------------------------ what it finds
@@ -189,6 +189,26 @@ def test_a_picture_can_be_a_png_and_the_same_svg_is_the_same_file(tmp_path: Path
         plot(grpo_clip(), tmp_path / name, old=0.9, news=[0.9], advantage=1.0)
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_a_picture_whose_folder_is_missing_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    picture = tmp_path / "missing" / "a.svg"
+    for ask in ({"example": 1}, {}):
+        with pytest.raises(UserError, match=r"a\.svg: cannot be written: there is no folder .*missing"):
+            command(picture=picture, **ask)
+
+
+def test_a_picture_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    full = tmp_path / "full.svg"
+    full.symlink_to("/dev/full")
+    with pytest.raises(OutdoError, match=r"full\.svg: cannot be written: No space left"):
+        command(picture=full)
+
+
+def test_a_worked_example_refuses_numbers_of_another_one() -> None:
+    for other in ({"objective": "dapo"}, {"old": 0.3}, {"new": [0.2]}, {"settings": ["beta=0.1"]}, {"length": 2}):
+        with pytest.raises(UserError, match="--example 2 has its own objective and numbers"):
+            command(**{"example": 2, **other})
 
 
 # --------------------------------------------------------------------------------------------------------- the page

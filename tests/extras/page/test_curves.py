@@ -10,7 +10,7 @@ from outdo.extras.page import glossary
 from outdo.extras.page.curves import DEFAULT_METRICS, metric_names, plot, smoothed
 from outdo.extras.page.plot_command import command
 from outdo.run.folder.run_folder import read_metrics
-from outdo.utils.errors import RunFolderError, UserError
+from outdo.utils.errors import OutdoError, UserError
 
 LINES = read_metrics(Path(__file__).with_name("quickstart_metrics.jsonl"))
 
@@ -109,5 +109,5 @@ def test_the_command_reports_all_mistakes_in_runs_and_file(run: Path, tmp_path: 
 
 
 def test_a_picture_that_cannot_be_written_is_reported(run: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"full\.svg: cannot be written: No space left"):
+    with pytest.raises(OutdoError, match=r"full\.svg: cannot be written: No space left"):
         command([run], out=full_disk(run.parent))

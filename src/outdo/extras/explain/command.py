@@ -16,7 +16,7 @@ from rich.table import Table
 from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.presets import grpo
-from outdo.cli.arguments import AsJson
+from outdo.cli.arguments import AsJson, not_writable
 from outdo.cli.output import print_line
 from outdo.config.file import fault_of_toml, read_value
 from outdo.config.method_rules import objective_mistakes
@@ -63,6 +63,9 @@ class Example:
         ]
 
 
+OBJECTIVE = "grpo"
+"""The objective that is explained if none is named."""
+
 EXAMPLES: Mapping[int, Example] = {
     1: Example(old=0.010, news=(0.008, 0.010, 0.012, 0.100, 0.500), advantage=1.0),
     2: Example(old=0.900, news=(0.800, 0.900, 0.950, 1.000), advantage=1.0),
@@ -72,7 +75,7 @@ EXAMPLES: Mapping[int, Example] = {
 
 
 def command(
-    objective: Annotated[str, typer.Argument(help="a preset, or file.py:name")] = "grpo",
+    objective: Annotated[str, typer.Argument(help="a preset, or file.py:name")] = OBJECTIVE,
     *,
     old: Annotated[float, typer.Option(help="probability of the token when it was sampled")] = 0.5,
     new: Annotated[list[float] | None, typer.Option(help="its probability now; may be given several times")] = None,
@@ -86,10 +89,12 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Print a worked example, or explain an objective."""
+    arguments = ExplainArguments(old=old, news=new or (), ref=ref, advantage=advantage, group=group, length=length)
     if example is not None:
+        if objective != OBJECTIVE or settings or arguments != ExplainArguments():
+            raise UserError([f"explain: --example {example} has its own objective and numbers; leave out all others"])
         run_example(example, Console(), picture=picture, as_json=as_json)
         return
-    arguments = ExplainArguments(old=old, news=new or (), ref=ref, advantage=advantage, group=group, length=length)
     make = partial(named_objective, objective, settings or [], length=length)
     run_explain(objective, make, arguments, Console(), picture=picture, as_json=as_json)
 
@@ -133,7 +138,7 @@ def run_explain(
         objective = make()
     except UserError as error:
         mistakes += error.problems
-    mistakes += picture_mistakes(picture) if picture is not None else []
+    mistakes += _picture_mistakes(picture)
     if mistakes or objective is None:
         raise UserError(mistakes)
     old, advantage, ref = arguments.old, arguments.advantage, arguments.ref
@@ -169,6 +174,8 @@ def run_example(number: int, console: Console, *, picture: Path | None = None, a
     if number not in EXAMPLES:
         raise UserError([f"explain: --example takes {', '.join(map(str, EXAMPLES))}, not {number}"])
     example = EXAMPLES[number]
+    if mistakes := _picture_mistakes(picture):
+        raise UserError(mistakes)
     if picture is not None:
         plot(
             example.objective,
@@ -188,6 +195,13 @@ def run_example(number: int, console: Console, *, picture: Path | None = None, a
     console.print(_table(columns, rows))
     if picture is not None:
         print_line(console, f"the picture is {picture}")
+
+
+def _picture_mistakes(picture: Path | None) -> list[str]:
+    """Return why a picture cannot be written, before what takes time is computed."""
+    if picture is None:
+        return []
+    return [*picture_mistakes(picture), *filter(None, [not_writable(picture)])]
 
 
 def _mistakes(arguments: ExplainArguments) -> list[str]:

@@ -1,6 +1,5 @@
 """`outdo plot`: the curves of one run or two."""
 
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.console import Console
 from outdo.cli.arguments import no_run, not_writable
 from outdo.cli.output import metrics_of, print_line, print_warning
 from outdo.extras.page.curves import plot
-from outdo.utils.errors import RunFolderError, UserError
+from outdo.utils.errors import UserError
 
 
 def command(
@@ -30,10 +29,7 @@ def command(
     if mistakes:
         raise UserError(mistakes)
     lines = {str(run): metrics_of(run, partial(_warn, run))[0] for run in runs}
-    try:
-        plot(_short_names(lines), out, names=metric or None)
-    except OSError as error:
-        raise RunFolderError(f"{out}: cannot be written: {os.strerror(error.errno or 0)}") from error
+    plot(_short_names(lines), out, names=metric or None)
     print_line(Console(), f"the picture is {out}")
 
 
