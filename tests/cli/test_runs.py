@@ -59,6 +59,13 @@ def test_a_dry_run_shows_one_scored_group_and_writes_nothing(outdo, model, sums,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("option", ["--profile", "--resume", "--restarts=1"])
+def test_an_option_that_has_no_effect_on_a_dry_run_is_refused(outdo, option):
+    done = outdo("train", "model=m", "data.path=d.jsonl", "run=r", "--dry-run", option)
+    assert done.status == 2
+    assert "--dry-run trains nothing, so that --profile, --resume and --restarts have no effect" in done.error
+
+
 SUGGESTING = [("doctor", "s1"), ("inspect", "s1"), ("compare", "s1", "s2"), ("resume", "s1")]
 SUGGESTING += [
     ("eval", "s1", "--data", "a.jsonl"),

@@ -51,7 +51,7 @@ def run_train(
     holds one. For `restarts` see `outdo.extras.replicas.launch`.
     """
     given = recipe_of(settings, begins=not (dry_run or resume))
-    if mistakes := _mistakes(given, dry_run=dry_run, resume=resume, restarts=restarts):
+    if mistakes := _mistakes(given, dry_run=dry_run, profile=profile, resume=resume, restarts=restarts):
         raise UserError(mistakes)
     name = given.run or free_run_name(Path(given.model).name)
     folder = run_folder(name)
@@ -75,10 +75,10 @@ def run_train(
     return run_in_processes(recipe, folder, train, display, arguments=start, go_on=go_on, restarts=restarts)
 
 
-def _mistakes(recipe: Recipe, *, dry_run: bool, resume: bool, restarts: int) -> list[str]:
+def _mistakes(recipe: Recipe, *, dry_run: bool, profile: bool, resume: bool, restarts: int) -> list[str]:
     mistakes = []
-    if dry_run and (resume or restarts):
-        mistakes.append("--dry-run trains nothing, so that --resume and --restarts have no effect")
+    if dry_run and (profile or resume or restarts):
+        mistakes.append("--dry-run trains nothing, so that --profile, --resume and --restarts have no effect")
     if resume and recipe.run is None:
         mistakes.append("--resume: name the run (run=NAME); a run without a name gets a new folder at each start")
     return mistakes
