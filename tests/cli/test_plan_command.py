@@ -65,6 +65,10 @@ def test_a_recipe_and_a_model_folder_are_planned(tmp_path):
         (["--gpus", "8xH100"], "model"),
         (["--model", "7B", "--gpus", "8xH100", "train.promts=3"], "train.promts"),
         (["--validate", "--model", "7B"], "--model has no effect on published runs"),
+        (["--validate", "--gpus", "8xH100"], "--gpus has no effect on published runs"),
+        (["--validate", "--staleness", "2"], "--staleness has no effect on published runs"),
+        (["--model", "7B", "--answer-tokens", "257"], "every answer ends at sampling.max_tokens = 256; raise it"),
+        (["--model", "7B", "--prompt-tokens", "513"], "more than data.max_prompt_tokens = 512 are left out; raise it"),
     ],
 )
 def test_a_mistake_is_one_sentence_without_a_traceback(arguments, said, outdo):

@@ -1,6 +1,7 @@
 """`outdo plan`: what a recipe costs on hardware that is not there, without loading a model."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -31,6 +32,9 @@ from outdo.utils.errors import ModelError, UserError
 NO_DATA = "no-data.jsonl"
 """The path of the data of a recipe that names none."""
 
+GPUS, UPDATES_BEHIND = "1xH100", 1
+"""The devices, and the updates by which an answer may be behind, that are planned if nothing else is asked for."""
+
 STALENESS = (0, 1, 2, 4)
 """Values that are compared for the best split of trainers and engines."""
 
@@ -51,7 +55,7 @@ class PlanArguments:
 def command(
     settings: Settings = None,
     *,
-    gpus: Annotated[str, typer.Option(help="number and name of the devices: 8xH100")] = "1xH100",
+    gpus: Annotated[str, typer.Option(help="number and name of the devices: 8xH100")] = GPUS,
     card: Annotated[
         list[str] | None, typer.Option(help="a number of the card: memory=141, price=2; may be given several times")
     ] = None,
@@ -61,7 +65,9 @@ def command(
     spread: Annotated[
         float | None, typer.Option(min=0.01, max=4, help="standard deviation of the logarithm of the lengths")
     ] = None,
-    staleness: Annotated[int, typer.Option(min=0, max=64, help="updates by which an answer may be behind")] = 1,
+    staleness: Annotated[
+        int, typer.Option(min=0, max=64, help="updates by which an answer may be behind")
+    ] = UPDATES_BEHIND,
     validation: Annotated[
         bool, typer.Option("--validate", help="compare predictions with published measurements instead")
     ] = False,
@@ -103,6 +109,8 @@ def run_validation(
         "--answer-tokens": arguments.answer_tokens,
         "--prompt-tokens": arguments.prompt_tokens,
         "--spread": arguments.spread,
+        "--gpus": arguments.gpus != GPUS,
+        "--staleness": arguments.staleness != UPDATES_BEHIND,
     }
     if useless := [name for name, value in given.items() if value]:
         raise UserError([f"--validate: {name} has no effect on published runs; leave it out" for name in useless])
@@ -143,6 +151,8 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
         cluster = cluster_named(arguments.gpus, arguments.card)
     except UserError as error:
         mistakes += error.problems
+    if recipe is not None:
+        mistakes += _impossible_lengths(recipe, arguments)
     if recipe is not None and shape is not None:
         mistakes += divided_heads(recipe, shape.facts)
     if mistakes or recipe is None or shape is None or cluster is None:
@@ -166,6 +176,21 @@ def _problem(settings: list[str] | None, arguments: PlanArguments) -> tuple[Prob
         rewards=rewards,
     )
     return problem, [*assumed, *lengths, *unread, *of_rewards]
+
+
+def _impossible_lengths(recipe: Recipe, arguments: PlanArguments) -> Iterator[str]:
+    """Yield a sentence for each mean length that no run by the recipe has."""
+    longest, prompt = recipe.sampling.max_tokens, recipe.data.max_prompt_tokens
+    if arguments.answer_tokens is not None and arguments.answer_tokens > longest:
+        yield (
+            f"--answer-tokens {arguments.answer_tokens:g}: every answer ends at sampling.max_tokens = {longest}; "
+            "raise it, as in sampling.max_tokens=4096"
+        )
+    if arguments.prompt_tokens is not None and arguments.prompt_tokens > prompt:
+        yield (
+            f"--prompt-tokens {arguments.prompt_tokens:g}: prompts of more than data.max_prompt_tokens = {prompt} are "
+            "left out; raise it, as in data.max_prompt_tokens=4096"
+        )
 
 
 def _sample(recipe: Recipe, arguments: PlanArguments) -> tuple[Sample | None, list[str]]:
