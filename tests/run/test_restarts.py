@@ -22,6 +22,7 @@ from run_cases import (
 from test_replicated_runs import finished, second_of
 
 from outdo.config.file import load, overrides_between
+from outdo.config.paths import with_absolute_paths
 
 AGAIN = "starting again from the newest checkpoint"
 SETTINGS = ("steps=12", "eval.every=6", "checkpoint.every=2", "cluster.replicas=2", "cluster.timeout=20")
@@ -123,3 +124,18 @@ def test_settings_that_outdo_has_chosen_stay_as_they_are(six_steps: Path):
     chosen = {"run": None, "device": "auto", "threads": None, "weights": "auto"}
     assert overrides_between(saved, saved.model_copy(update=chosen)) == []
     assert overrides_between(saved, saved.model_copy(update={"seed": 3, "steps": 9})) == ["seed=3", "steps=9"]
+
+
+def test_a_setting_that_the_recipe_names_counts_also_if_it_is_the_default(six_steps: Path):
+    saved = load(six_steps / "recipe.toml", ["eval.every=3", "record.every=2", "track=tensorboard"])
+    needed = ["model=m", "data.path=t.jsonl"]
+
+    def changed(*settings: str) -> set[str]:
+        given = load(None, [*needed, *settings])
+        may_change = ("steps=", "eval.every=", "record.every=", "track=", "checkpoint.every=")
+        found = overrides_between(saved, with_absolute_paths(given), given=given)
+        return {each for each in found if each.startswith(may_change)}
+
+    assert changed() == set()
+    assert changed("steps=100", "eval.every=0", "record.every=1") == {"steps=100", "eval.every=0", "record.every=1"}
+    assert changed("track=[]") == {"track=[]"}

@@ -330,18 +330,20 @@ def dump(recipe: Recipe) -> str:
     return _to_toml(recipe.model_dump(mode="json"), comments=False)
 
 
-def overrides_between(saved: Recipe, recipe: Recipe) -> list[str]:
+def overrides_between(saved: Recipe, recipe: Recipe, *, given: Recipe | None = None) -> list[str]:
     """Return the overrides that make `saved` the recipe of a run by `recipe`.
 
-    A setting that is unset or "auto" in `recipe`, or that is its default and may change in a run, stays as it is saved.
+    A setting that is unset or "auto" in `recipe`, or that may change in a run and is not named in it, stays as it is
+    saved. `given` is the recipe as the user wrote it, if `recipe` was made of it: it tells which settings are named.
     """
-    defaults = Recipe(model=recipe.model, data=recipe.data)
-    tables = [each.model_dump(mode="json") for each in (saved, recipe, defaults)]
+    named = given or recipe
+    tables = [each.model_dump(mode="json") for each in (saved, recipe)]
     overrides = []
     for key in settings():
         section, _, name = key.rpartition(".")
-        before, now, default = ((values[section] if section else values)[name] for values in tables)
-        is_left_to_outdo = now in (None, "auto") or (now == default and may_differ(key))
+        before, now = ((values[section] if section else values)[name] for values in tables)
+        is_named = name in (getattr(named, section) if section else named).model_fields_set
+        is_left_to_outdo = now in (None, "auto") or (may_differ(key) and not is_named)
         if now != before and not is_left_to_outdo:
             overrides.append(f"{key}={to_toml(now)}")
     return overrides

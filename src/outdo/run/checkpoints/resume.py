@@ -67,10 +67,11 @@ def resume(
 def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, world: World) -> int:
     """Continue the run in `folder` with the settings of `recipe`, as `resume` does; return the exit status.
 
-    What the recipe leaves to outdo stays as it was chosen when the run was begun.
+    What the recipe leaves to outdo stays as it was chosen when the run was begun, and what may change in a run and is
+    not named in the recipe stays as it is in the run folder.
     """
-    saved = load_saved(folder)
-    return resume(folder, overrides_between(saved, with_absolute_paths(recipe)), display, profile=profile, world=world)
+    overrides = overrides_between(load_saved(folder), with_absolute_paths(recipe), given=recipe)
+    return resume(folder, overrides, display, profile=profile, world=world)
 
 
 def _found(
