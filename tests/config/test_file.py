@@ -57,6 +57,17 @@ def test_an_empty_override_restores_the_default(recipe):
     assert (loaded.steps, loaded.data.eval_path) == (100, None)
 
 
+def test_an_empty_override_of_a_setting_that_does_not_exist_is_a_mistake():
+    unknown = ["stepps=", "optim.lrr=", "nothing.at.all="]
+    assert mistakes(None, [*NEEDED, *unknown]) == [
+        "command line: stepps: unknown setting; did you mean steps?",
+        "command line: optim.lrr: unknown setting; did you mean optim.lr?",
+        "command line: nothing.at.all: unknown setting",
+    ]
+    known = ["optim=", "train.objective.beta=", "data.select.low=", "engine.python=", "environment.seed=", "rewards="]
+    assert load(None, [*NEEDED, "train.objective=grpo", "data.select.file=x", *known]).train.objective.name == "grpo"
+
+
 @pytest.mark.parametrize("train", ["", '[train]\nobjective = "grpo"', '[train]\nobjective = {name = "grpo"}'])
 def test_an_option_of_a_piece_can_be_set_alone(recipe, train):
     loaded = load(recipe(train), [*NEEDED, "train.objective.beta=0"])

@@ -22,6 +22,7 @@ from outdo.config.recipe import Data, Recipe
 from outdo.config.resume import may_differ
 from outdo.config.rules import refusals
 from outdo.config.settings import leaves, sections, settings
+from outdo.config.unknown_settings import explain_unknown_setting
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.text import one_line
 
@@ -44,6 +45,9 @@ DEFAULT_PIECES = {
     "optim.schedule": "constant",
 }
 """Settings that have options, as in `train.objective.beta=0`, and the piece that a recipe without a name gets."""
+
+RETIRED = ("workers",)
+"""Settings of earlier versions, which the recipes of their runs have."""
 
 COMMAND_LINE = "command line"
 DOTTED_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
@@ -86,7 +90,7 @@ def load_saved(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Runs of earlier versions have `workers`, the number of processes that shared the weights: one process trains now.
     """
-    return load(folder / "recipe.toml", ["workers=", *overrides])
+    return load(folder / "recipe.toml", [*(f"{key}=" for key in RETIRED), *overrides])
 
 
 def _conflicting(recipe: Recipe, broken: Sequence[str]) -> list[tuple[str, str]]:
@@ -200,6 +204,9 @@ def _apply_override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str 
     if not equals or not DOTTED_KEY.fullmatch(key):
         mistakes.append(f'{COMMAND_LINE}: "{text}": expected key=value, such as optim.lr=2e-6')
         return None
+    if not written.strip() and not _is_known(key):
+        mistakes.append(f"{COMMAND_LINE}: {key}: {explain_unknown_setting(key)}")
+        return None
     *tables, last = key.split(".")
     table: dict[str, Any] = raw
     place = ""
@@ -222,6 +229,13 @@ def _apply_override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str 
     else:
         table.pop(last, None)
     return key
+
+
+def _is_known(key: str) -> bool:
+    """Return whether there is such a setting, or one that has this option. What is removed, nothing else checks."""
+    table, _, rest = key.partition(".")
+    name = f"{table}.{rest.partition('.')[0]}" if table in sections() and rest else table
+    return name in settings() or name in sections() or name in RETIRED
 
 
 def _default_table(raw: Mapping[str, Any], place: str) -> Any:
