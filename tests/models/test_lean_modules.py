@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from engine_cases import apart, gradient, other_model, ragged
+from engine_cases import VOCABULARY, apart, gradient, other_model, ragged
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models import lean_modules
 from outdo.models.attention.choice import choose_forward
 from outdo.models.attention.forward import Forward
-from outdo.models.scorer import BatchSizes, Scorer
+from outdo.models.logprobs import sequence_logprobs as sequence_logprobs_of
+from outdo.models.scorer import BatchSizes, Scorer, sequence_logprobs
 
 ALL = ("norm", "mlp", "attention")
 CHOSEN = {
@@ -63,6 +64,29 @@ def test_in_bfloat16_products_they_differ_by_rounding_alone():
     lean, own = with_and_without(choose_forward(uneven("qwen3"), precision="bfloat16"))
     torch.testing.assert_close(lean[0], own[0], rtol=0, atol=0.1)
     assert apart(lean[1], own[1]) < 0.1 * float(own[1].abs().max())
+
+
+FAR = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
+OTHERS = {
+    "ministral3": {"rope_parameters": FAR | {"rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0}, "head_dim": 8},
+    "olmo": {"clip_qkv": 8.0},
+}
+
+
+@pytest.mark.parametrize("arch", OTHERS)
+def test_modules_whose_rule_a_few_tokens_do_not_show_are_left_alone(arch):
+    """Ministral 3 scales queries of far positions; OLMo clips large ones."""
+    model = other_model(arch, **OTHERS[arch])
+    rare = VOCABULARY - 1  # not among the tokens on which models are compared
+    token_ids = [*range(2, 200), rare, 3, 4]
+    model.model.embed_tokens.weight.data[rare].mul_(0).add_(torch.linspace(-9, 9, 32))
+    model.model.layers[0].self_attn.q_proj.weight.data.add_(torch.linspace(-1, 1, 32))
+    forward = choose_forward(model)
+    assert forward.way == "shared"
+    assert "attention" not in forward.lean
+    assert "mlp" in forward.lean
+    own = sequence_logprobs_of(model(torch.tensor([token_ids])).logits, torch.tensor([token_ids]))[0, 1:]
+    torch.testing.assert_close(torch.tensor(sequence_logprobs(forward, [token_ids])[0]), own, rtol=0, atol=1e-4)
 
 
 class Centred(nn.Module):

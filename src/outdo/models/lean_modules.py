@@ -9,7 +9,8 @@ silu(gate(x)), which is as large as the largest hidden state of a layer. Three k
 
 They read the weights of the modules in whose place they compute, and call their linear layers, whether those are
 patched, quantised or have an adapter. A module is found by the names of its parts, whatever its model is called;
-`attention/choice.py` compares the model with and without them, and leaves a kind of module alone where it differs.
+`attention/choice.py` compares the model with and without them, and leaves a kind of module alone where it differs, or
+where it calls operators whose effect a few tokens may not show (`OtherOperators`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
+from torch.overrides import TorchFunctionMode
 
 from outdo.models import onednn
 from outdo.models.attention.packed import Layout, Rule
@@ -33,6 +35,15 @@ Replaced = tuple[nn.Module, Callable[..., Any]]
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 SILU = ("SiLU", "SiLUActivation")
+
+USUAL = frozenset(
+    {
+        *("add", "mul", "neg", "dropout"),
+        *("view", "reshape", "flatten", "unflatten", "contiguous", "transpose", "permute", "expand"),
+        *("squeeze", "unsqueeze", "chunk", "split", "cat", "to", "__get__", "__getitem__"),
+    }
+)
+"""The operators by which gated MLPs and rotations compute the formulas above, beside those of their parts."""
 
 
 @contextmanager
@@ -71,6 +82,62 @@ def modules_of(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Repl
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
     formulas = [(module, _formula(type(module))) for module in norms]
     return [(module, partial(_norm, module, *formula)) for module, formula in formulas if formula]
+
+
+class OtherOperators(TorchFunctionMode):
+    """During a `with` block of `watching`, finds the kinds of modules that call an operator that is not `USUAL`.
+
+    `clamp` (OLMo, DeepSeek V4) and `floor` (Ministral 3) change nothing as long as values are small and positions near
+    the beginning, as they are on the few tokens on which models are compared.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = set[Kind]()
+        self._inside: list[Kind | None] = []  # the modules under way; None for one of no kind
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Watch the modules of a model."""
+        hooks = [
+            hook
+            for module in model.modules()
+            for hook in (
+                module.register_forward_pre_hook(partial(self._enter, _kind_of(module))),
+                module.register_forward_hook(self._leave),
+            )
+        ]
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what is called during a `with` block."""
+        self._inside.append(None)
+        try:
+            yield
+        finally:
+            self._inside.pop()
+
+    def _enter(self, kind: Kind | None, module: nn.Module, inputs: Any) -> None:
+        self._inside.append(kind)
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._inside.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = self._inside[-1] if self._inside else None
+        if kind is not None and getattr(func, "__name__", "") not in USUAL:
+            self.kinds.add(kind)
+        return func(*args, **(kwargs or {}))
+
+
+def _kind_of(module: nn.Module) -> Kind | None:
+    return "attention" if _is_attention(module) else "mlp" if _is_mlp(module) else None
 
 
 def _is_attention(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from outdo.models.attention.kernels import LAYOUTS, kernel_for
 from outdo.models.attention.packed import Packed, Rule, pack
 from outdo.models.base_weights import is_quantised
 from outdo.models.device import Precision, resolve_precision
-from outdo.models.lean_modules import KINDS, Kind, modules_of
+from outdo.models.lean_modules import KINDS, Kind, OtherOperators, modules_of
 from outdo.models.limits import MISMATCH
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.rounding import distance, in_float64, probe_tokens, rounding
@@ -85,7 +85,8 @@ def _choose_lean_modules(forward: Forward, own: "_OwnWay", batch: Batch) -> None
     recorded = _RecordedRules(pack(batch))
     forward.with_weights(lambda: (recorded.run(forward.in_float32()),))
     forward.rules = tuple(recorded.rules)
-    possible: tuple[Kind, ...] = tuple(kind for kind in KINDS if modules_of(forward.model, kind, forward.rules))
+    usual = (kind for kind in KINDS if kind not in recorded.operators.kinds)
+    possible: tuple[Kind, ...] = tuple(kind for kind in usual if modules_of(forward.model, kind, forward.rules))
     lean = copy(forward.in_float32())
 
     def right(kinds: tuple[Kind, ...]) -> bool:
@@ -101,21 +102,24 @@ def _choose_lean_modules(forward: Forward, own: "_OwnWay", batch: Batch) -> None
 
 
 class _RecordedRules:
-    """A layout that keeps the rules with which a model calls attention."""
+    """A layout that keeps the rules with which a model calls attention, and what else its modules call."""
 
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
         self.rules: list[Rule] = []
+        self.operators = OtherOperators()
 
     @torch.no_grad()
     def run(self, forward: Forward) -> Tensor:
         """Run a model once."""
-        return forward.flat(self.packed.token_ids, self.packed.positions, self)
+        with self.operators.watching(forward.model):
+            return forward.flat(self.packed.token_ids, self.packed.positions, self)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`."""
         self.rules.append(rule)
-        return self.packed.attend(query, key, value, rule)
+        with self.operators.paused():
+            return self.packed.attend(query, key, value, rule)
 
 
 def _choose_kernel(forward: Forward, attention: AttentionSetting, batch: Batch) -> None:
