@@ -13,6 +13,7 @@ from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.scorer import BatchSizes
 from outdo.types import Batch
 from outdo.utils.errors import OutdoError
+from outdo.utils.world import Alone
 
 # ------------------------------------------------------------------------------------------------------ what is spared
 
@@ -63,6 +64,40 @@ def test_micro_batches_are_halved_until_they_fit_into_memory(monkeypatch):
     policy.update(batch, ALL_TERMS)
     assert max(tried) <= 60  # and it stays so
     assert found.metrics["updates/refused"] == 0
+
+
+WHOLE = pytest.mark.parametrize(
+    "measure", [lambda policy, batch: [policy.collision(batch)], lambda policy, batch: policy.top(batch, 3)]
+)
+
+
+@WHOLE
+def test_those_of_whole_distributions_are_halved_too(monkeypatch, measure):
+    policy = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400))
+    scarce(policy.forward, 60, monkeypatch)
+    for found, expected in zip(measure(policy, ragged()), measure(fresh(), ragged()), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert policy.batch_sizes.micro_batch_tokens == 50
+
+
+class OneOfTwo(Alone):
+    """A process beside one whose memory does not suffice, once."""
+
+    suffices = False
+
+    def together(self, compute):
+        found = super().together(compute)
+        if not self.suffices:
+            self.suffices = True
+            raise MemoryError("replica 1 of 2")
+        return found
+
+
+@WHOLE
+def test_all_processes_halve_those_of_whole_distributions_together(measure):
+    policy = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400), world=OneOfTwo())
+    assert measure(policy, ragged())[0].any()
+    assert policy.batch_sizes.micro_batch_tokens == 200
 
 
 def test_the_halved_micro_batch_size_is_saved_with_the_run(monkeypatch):

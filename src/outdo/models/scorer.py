@@ -265,7 +265,7 @@ class Scorer(MicroBatched):
     def collision(self, batch: Batch) -> Tensor:
         """Compute Σ_v π(v)² of the distribution that each trained token was drawn from, 0 elsewhere: [B, T] on the CPU.
 
-        It makes a forward pass of its own, in this process.
+        It makes a forward pass of its own, in this process. All processes of a world have to call it.
         """
         (values,) = self._of_distributions(batch, lambda logits, temperature: (token_collision(logits, temperature),))
         return values
@@ -274,13 +274,13 @@ class Scorer(MicroBatched):
         """Return the `count` most probable tokens at each trained token, and their log-probabilities; 0 elsewhere.
 
         [B, T, K] int64 and float32 on the CPU: see `top_tokens`. It makes a forward pass of its own, in this process.
+        All processes of a world have to call it.
         """
         token_ids, logprobs = self._of_distributions(
             batch, lambda logits, temperature: top_tokens(logits, temperature, count)
         )
         return token_ids, logprobs
 
-    @torch.no_grad()
     def _of_distributions(
         self, batch: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
@@ -288,20 +288,37 @@ class Scorer(MicroBatched):
 
         Each [N, ...] that it returns becomes [B, T, ...] on the CPU, 0 outside the trained tokens.
         """
-        found: list[tuple[Tensor, ...]] = []
-        numbers: list[int] = []
-        for rows in batch.micro_batch_rows(self.batch_sizes.micro_batch_tokens, whole_groups=False):
-            here = batch.rows(torch.tensor(rows)).to(self.device)
-            found.append(self.forward.with_weights(partial(self._of_micro_batch, here, compute)))
-            numbers += rows
-        order = torch.tensor(numbers)
+        if self.forward.sharding is None:
+            parts = self._halving_on_oom(lambda: self._in_each_process(batch, compute), self.scoring.clear)
+        else:  # the others wait in the middle of a layer, and cannot begin again
+            parts = self._in_micro_batches(batch, compute)
+        order = torch.tensor([number for rows, _ in parts for number in rows])
         mask = batch.loss_mask[order]  # the rows in the order in which they were computed
         placed: list[Tensor] = []
-        for values in map(torch.cat, zip(*found, strict=True)):
+        for values in map(torch.cat, zip(*(found for _, found in parts), strict=True)):
             whole = values.new_zeros(*mask.shape, *values.shape[1:])  # [B, T, ...]
             whole[mask] = values
             placed.append(whole[order.argsort()])
         return tuple(placed)
+
+    def _in_each_process(
+        self, batch: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+    ) -> ByRows[tuple[Tensor, ...]]:
+        """See `_in_micro_batches`. If memory runs out in one process, `MemoryError` is raised in all of them."""
+        parts: ByRows[tuple[Tensor, ...]] = []
+        self.world.together(lambda: parts.extend(self._in_micro_batches(batch, compute)))
+        return parts
+
+    @torch.no_grad()
+    def _in_micro_batches(
+        self, batch: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+    ) -> ByRows[tuple[Tensor, ...]]:
+        """Return what `compute` makes of the trained tokens of each micro-batch."""
+        parts: ByRows[tuple[Tensor, ...]] = []
+        for rows in batch.micro_batch_rows(self.batch_sizes.micro_batch_tokens, whole_groups=False):
+            here = batch.rows(torch.tensor(rows)).to(self.device)
+            parts.append((rows, self.forward.with_weights(partial(self._of_micro_batch, here, compute))))
+        return parts
 
     def _of_micro_batch(
         self, micro: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
