@@ -85,8 +85,10 @@ def _choose_lean_modules(forward: Forward, own: "_OwnWay", batch: Batch) -> None
     recorded = _RecordedRules(pack(batch))
     forward.with_weights(lambda: (recorded.run(forward.in_float32()),))
     forward.rules = tuple(recorded.rules)
-    usual = (kind for kind in KINDS if kind not in recorded.operators.kinds)
-    possible: tuple[Kind, ...] = tuple(kind for kind in usual if modules_of(forward.model, kind, forward.rules))
+    others = recorded.operators.kinds
+    possible: tuple[Kind, ...] = tuple(
+        kind for kind in KINDS if kind not in others and modules_of(forward.model, kind, forward.rules)
+    )
     lean = copy(forward.in_float32())
 
     def right(kinds: tuple[Kind, ...]) -> bool:
