@@ -199,13 +199,10 @@ def _refuse_repeated_keys(node: Any) -> None:
 
 def _apply_override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str | None:
     """Put one `key=value` into `raw` and return the key; append to `mistakes` and return None if that fails."""
-    key, equals, written = text.partition("=")
+    key, _, written = text.partition("=")
     key = key.strip()
-    if not equals or not DOTTED_KEY.fullmatch(key):
-        mistakes.append(f'{COMMAND_LINE}: "{text}": expected key=value, such as optim.lr=2e-6')
-        return None
-    if not written.strip() and not _is_known(key):
-        mistakes.append(f"{COMMAND_LINE}: {key}: {explain_unknown_setting(key)}")
+    if fault := _fault_of_override(text):
+        mistakes.append(f"{COMMAND_LINE}: {fault}")
         return None
     *tables, last = key.split(".")
     table: dict[str, Any] = raw
@@ -229,6 +226,16 @@ def _apply_override(raw: dict[str, Any], text: str, mistakes: list[str]) -> str 
     else:
         table.pop(last, None)
     return key
+
+
+def _fault_of_override(text: str) -> str | None:
+    """Return why a text is no `key=value`, or removes a setting that does not exist; None if it is one."""
+    key, equals, written = text.partition("=")
+    if not equals or not DOTTED_KEY.fullmatch(key.strip()):
+        return f'"{text}": expected key=value, such as optim.lr=2e-6'
+    if not written.strip() and not _is_known(key.strip()):
+        return f"{key.strip()}: {explain_unknown_setting(key.strip())}"
+    return None
 
 
 def _is_known(key: str) -> bool:
