@@ -8,6 +8,7 @@ import pytest
 import torch
 from divided_cases import M_MMAP_THRESHOLD, OBJECTIVE, assert_equal, dividing, peak_memory, saved_model, step_of
 from policy_cases import prepared
+from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from outdo.algorithms.advantages import gae
@@ -16,9 +17,11 @@ from outdo.extras.replicas import sharding
 from outdo.extras.replicas.replicas import Replicas
 from outdo.models.bundle import Models
 from outdo.models.inspect_folder import inspect_folder
+from outdo.models.optimiser import Optimiser, OptimiserSettings, adafactor, adamw, adamw8bit, polyak, sgd
 from outdo.models.policy import Policy
 from outdo.run.check import cost
 from outdo.testing import tiny_model
+from outdo.utils.errors import UserError
 from outdo.utils.sharded_tensors import whole
 
 CPU = torch.device("cpu")
@@ -71,6 +74,28 @@ def gradients_are_summed_in_the_dtype_that_is_asked_for(replicas: Replicas) -> N
         assert {each.dtype for each in models.policy.optimiser.weights.values()} == {torch.float32}
     difference = float((norms[0] - norms[1]).norm() / norms[0].norm())
     assert 1e-5 < difference < 1e-2
+
+
+def algorithms_step_as_on_whole_weights_or_are_refused(replicas: Replicas) -> None:
+    """The step of `polyak` is as long as the gradient of all parts says; others have no operators for parts."""
+
+    def linear(*, divided: bool) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        return sharding.fully_shard(model, mesh=dividing(replicas).how["mesh"]) if divided else model
+
+    for algorithm in (adamw, sgd, polyak):
+        stepped: list[list[torch.Tensor]] = []
+        for divided in (False, True):
+            model = linear(divided=divided)
+            optimiser = Optimiser(model, OptimiserSettings(lr=1.0, algorithm=algorithm, clip_norm=1e9))
+            model(torch.arange(8.0).view(2, 4)).square().sum().backward()
+            optimiser.step(2.0)
+            stepped.append([whole(weight.detach()) for weight in model.parameters()])
+        torch.testing.assert_close(*stepped)
+    for refused in (adafactor, adamw8bit):
+        with pytest.raises(UserError, match="does not work on weights that are divided"):
+            Optimiser(linear(divided=True), OptimiserSettings(algorithm=refused))
 
 
 def the_memory_of_a_replica_is_what_the_check_of_a_recipe_says(replicas: Replicas) -> None:

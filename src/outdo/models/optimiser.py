@@ -46,8 +46,10 @@ def adafactor(
     """Adafactor (arXiv 1804.04235): one mean of squared gradients for each row and column of a matrix, no momentum.
 
     The learning rate is relative: a step is `lr` times the root mean square of the weights that it changes. `d` bounds
-    the root mean square of the update; old squared gradients decay with the step to the power of `beta2_decay`.
+    the root mean square of the update; old squared gradients decay with the step to the power of `beta2_decay`. Raises
+    `UserError` for weights that are divided among replicas.
     """
+    _check_whole(weights, "adafactor")
     return torch.optim.Adafactor(_decayed(weights, weight_decay), beta2_decay=beta2_decay, d=d)
 
 
@@ -60,8 +62,9 @@ def adamw8bit(
 ) -> torch.optim.Optimizer:
     """AdamW with both moments in 8 bits (arXiv 2110.02861): 2 bytes a weight; in float32 for tensors under 4,096.
 
-    Raises `UserError` if bitsandbytes is not installed.
+    Raises `UserError` if bitsandbytes is not installed, or for weights that are divided among replicas.
     """
+    _check_whole(weights, "adamw8bit")
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
@@ -101,11 +104,22 @@ class Polyak(torch.optim.Optimizer):
             raise ValueError(f"polyak needs a loss whose minimum is 0, as that of target is; this one is {loss:g}")
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            square = sum(float(weight.grad.square().sum()) for weight in weights)
+            square = sum(float(whole(weight.grad.square().sum())) for weight in weights)  # of all replicas' parts
             factor = min(group["lr"], group["share"] * max(0.0, loss) / square) if square else 0.0
             for weight in weights:
                 weight.add_(weight.grad, alpha=-factor)
         return loss
+
+
+def _check_whole(weights: Sequence[nn.Parameter], name: str) -> None:
+    """Refuse weights of which each replica holds a part: torch has not all operators of the algorithm for them."""
+    if any(map(is_sharded, weights)):
+        raise UserError(
+            [
+                f"optim.algorithm: {name} does not work on weights that are divided (cluster.shard = true); "
+                "adamw, sgd and polyak do, and an adapter is not divided"
+            ]
+        )
 
 
 def _decayed(weights: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import pytest
 from divided_options import (
+    algorithms_step_as_on_whole_weights_or_are_refused,
     gradients_are_summed_in_the_dtype_that_is_asked_for,
     offloaded_models_compute_the_same_bits,
     the_memory_of_a_replica_is_what_the_check_of_a_recipe_says,
@@ -14,6 +15,7 @@ CHECKS = [
     the_memory_of_a_replica_is_what_the_check_of_a_recipe_says,
     offloaded_models_compute_the_same_bits,
     gradients_are_summed_in_the_dtype_that_is_asked_for,
+    algorithms_step_as_on_whole_weights_or_are_refused,
 ]
 
 
