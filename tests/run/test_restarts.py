@@ -21,8 +21,9 @@ from run_cases import (
 )
 from test_replicated_runs import finished, second_of
 
-from outdo.config.file import load, overrides_between
+from outdo.config.file import load
 from outdo.config.paths import with_absolute_paths
+from outdo.config.resume import overrides_between
 
 AGAIN = "starting again from the newest checkpoint"
 SETTINGS = ("steps=12", "eval.every=6", "checkpoint.every=2", "cluster.replicas=2", "cluster.timeout=20")

@@ -19,7 +19,6 @@ from outdo.config.fields import Piece, PromptTemplate, Source
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
 from outdo.config.recipe import Data, Recipe
-from outdo.config.resume import may_differ
 from outdo.config.rules import refusals
 from outdo.config.settings import leaves, sections, settings
 from outdo.config.unknown_settings import explain_unknown_setting
@@ -349,25 +348,6 @@ def _source(key: str, overridden: set[str], path: str | Path | None) -> str:
 def dump(recipe: Recipe) -> str:
     """Return the recipe as TOML with every setting that has a value; `load` reads an equal recipe back."""
     return _to_toml(recipe.model_dump(mode="json"), comments=False)
-
-
-def overrides_between(saved: Recipe, recipe: Recipe, *, given: Recipe | None = None) -> list[str]:
-    """Return the overrides that make `saved` the recipe of a run by `recipe`.
-
-    A setting that is unset or "auto" in `recipe`, or that may change in a run and is not named in it, stays as it is
-    saved. `given` is the recipe as the user wrote it, if `recipe` was made of it: it tells which settings are named.
-    """
-    named = given or recipe
-    tables = [each.model_dump(mode="json") for each in (saved, recipe)]
-    overrides = []
-    for key in settings():
-        section, _, name = key.rpartition(".")
-        before, now = ((values[section] if section else values)[name] for values in tables)
-        is_named = name in (getattr(named, section) if section else named).model_fields_set
-        is_left_to_outdo = now in (None, "auto") or (may_differ(key) and not is_named)
-        if now != before and not is_left_to_outdo:
-            overrides.append(f"{key}={to_toml(now)}")
-    return overrides
 
 
 def commented() -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from outdo.config.environments import environment_files
+from outdo.config.messages import to_toml
 from outdo.config.recipe import Recipe
+from outdo.config.settings import settings
 from outdo.utils.errors import UserError
 from outdo.utils.imports import source_file, split, with_neighbours
 from outdo.utils.text import dotted
@@ -103,6 +105,25 @@ def _changed_files(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator
     for kind, changes in (("data", _changed_data), ("code", changed_code), ("models", _changed_models)):
         if kind in saved:
             yield from changes(saved[kind], now[kind])
+
+
+def overrides_between(saved: Recipe, recipe: Recipe, *, given: Recipe | None = None) -> list[str]:
+    """Return the overrides that make `saved` the recipe of a run by `recipe`.
+
+    A setting that is unset or "auto" in `recipe`, or that may change in a run and is not named in it, stays as it is
+    saved. `given` is the recipe as the user wrote it, if `recipe` was made of it: it tells which settings are named.
+    """
+    named = given or recipe
+    tables = [each.model_dump(mode="json") for each in (saved, recipe)]
+    overrides = []
+    for key in settings():
+        section, _, name = key.rpartition(".")
+        before, now = ((values[section] if section else values)[name] for values in tables)
+        is_named = name in (getattr(named, section) if section else named).model_fields_set
+        is_left_to_outdo = now in (None, "auto") or (may_differ(key) and not is_named)
+        if now != before and not is_left_to_outdo:
+            overrides.append(f"{key}={to_toml(now)}")
+    return overrides
 
 
 def may_differ(key: str, patterns: Sequence[str] = MAY_CHANGE) -> bool:

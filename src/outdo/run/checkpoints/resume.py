@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from outdo.config.file import dump, load_saved, overrides_between
+from outdo.config.file import dump, load_saved
 from outdo.config.paths import code_of, with_absolute_paths
 from outdo.config.recipe import Recipe
-from outdo.config.resume import accepted_changes
+from outdo.config.resume import accepted_changes, overrides_between
 from outdo.data.splits import Questions, load_questions
 from outdo.run.build.build import Run, build_run, identity_of
 from outdo.run.checkpoints import checkpoint
