@@ -64,7 +64,7 @@ def test_an_empty_override_of_a_setting_that_does_not_exist_is_a_mistake():
         "command line: optim.lrr: unknown setting; did you mean optim.lr?",
         "command line: nothing.at.all: unknown setting",
     ]
-    known = ["optim=", "train.objective.beta=", "data.select.low=", "engine.python=", "environment.seed=", "rewards="]
+    known = ["optim=", "train.objective.beta=", "data.select.low=", "engine.python=", "rewards="]
     assert load(None, [*NEEDED, "train.objective=grpo", "data.select.file=x", *known]).train.objective.name == "grpo"
 
 
