@@ -313,6 +313,10 @@ def test_a_run_does_not_begin_where_nobody_may_write(closed):
     assert "run: cannot be used as a run folder: Permission denied" in (why_taken(closed / "inner" / "run") or "")
 
 
+def test_a_name_that_is_too_long_is_no_run_folder(tmp_path):
+    assert "cannot be used as a run folder: File name too long" in (why_taken(tmp_path / ("a" * 300)) or "")
+
+
 def test_a_run_does_not_begin_where_a_file_is_in_its_way(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
