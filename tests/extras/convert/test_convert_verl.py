@@ -266,6 +266,7 @@ def test_the_bypass_mode(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"rollout_is": "answer"}, f"{RC}.rollout_is = answer: expected token or sequence"),
+        ({"bypass_mode": True, "loss_type": "gspo"}, f"{RC}.loss_type = gspo: expected ppo_clip or reinforce"),
         (
             {"rollout_is": "token", "rollout_is_threshold": "2_0.5"},
             f"{RC}.rollout_is_threshold = 2_0.5: expected a number above 0, or two with a _ between them",

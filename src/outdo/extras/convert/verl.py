@@ -146,8 +146,10 @@ def _loss_mode(c: Conversion) -> str:
     mode = c.given[f"{LOSS}.loss_mode"]
     if not c.given[f"{PREFIX}.bypass_mode"]:
         return mode
-    kind = str(c.given[f"{PREFIX}.loss_type"])
-    return "vanilla" if kind == "ppo_clip" else kind
+    kind, modes = str(c.given[f"{PREFIX}.loss_type"]), {"ppo_clip": "vanilla", "reinforce": "reinforce"}
+    if kind not in modes:
+        c.mistakes.append(f"{PREFIX}.loss_type = {kind}: expected ppo_clip or reinforce")
+    return modes.get(kind, "vanilla")
 
 
 def _vanilla(c: Conversion, low: float, high: float) -> dict[str, Any]:
