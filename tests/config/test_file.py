@@ -213,10 +213,22 @@ def test_a_missing_recipe_offers_the_nearest_file(recipe, tmp_path):
     assert mistakes(tmp_path) == ["expected a file, found a folder"]
 
 
-@pytest.mark.parametrize("run", ["../elsewhere", "runs/../../x", "~", "~/x", "..", "", "a\nb", "a\0b"])
+@pytest.mark.parametrize("run", ["../elsewhere", "runs/../../x", "x/~", "~", "..", "", "a\nb", "a\0b"])
 def test_a_run_name_cannot_leave_its_folder(run):
     with pytest.raises(ValueError, match="run"):
         Recipe.model_validate({"model": "m", "data": {"path": "x"}, "run": run})
+
+
+def test_a_path_may_begin_with_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    recipe = load(None, ["model=~/m", "data.path=~/train.jsonl", "data.eval_path=~/test.jsonl", "run=~/runs/x"])
+    files = [recipe.data.path[0].path, *(each.path for each in recipe.data.eval_path or ())]
+    assert [recipe.model, *files, recipe.run] == [
+        "/home/me/m",
+        "/home/me/train.jsonl",
+        "/home/me/test.jsonl",
+        "/home/me/runs/x",
+    ]
 
 
 @given(st.dictionaries(st.sampled_from([*settings(), "data", "train", "x.y"]), st.text() | st.integers() | st.none()))

@@ -1,5 +1,6 @@
 """The types of settings: numbers within bounds, paths, tables, and pieces with their options."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -25,12 +26,12 @@ from outdo.utils.machine import MOST_THREADS
 def _plain_path(text: str) -> str:
     if not text.strip() or any(ord(character) < 32 or character == "\x7f" for character in text):
         raise ValueError("expected a name or a path without control characters")
-    return text
+    return os.path.expanduser(text)  # a shell leaves the ~ of `data.path=~/train.jsonl` as it is
 
 
 def _run_name(text: str) -> str:
-    if any(part in ("..", "~") for part in text.split("/")) or text in (".", "/"):
-        raise ValueError('expected a name, a path without ".." and "~", or an absolute path')
+    if any(part in ("..", "~") for part in text.split("/")) or text in (".", "/", os.path.expanduser("~")):
+        raise ValueError('expected a name, or the path of a folder of its own, without ".." and "~" in it')
     return text
 
 
