@@ -209,6 +209,9 @@ QUANTISED = ("int8", "nf4")
 
 REWARDS = BUILTIN
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit", "sgd", "polyak")}
+ON_WHOLE_WEIGHTS = ("adafactor", "adamw8bit")
+"""Algorithms that torch or bitsandbytes cannot run on a part of a weight."""
+
 SCHEDULES = {name: f"outdo.models.schedules:{name}" for name in ("constant", "linear", "cosine")}
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}
 CRITICS = {"model": "outdo.models.critic:own_model", "head": "outdo.models.critic:own_head"}

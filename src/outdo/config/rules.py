@@ -15,7 +15,7 @@ from outdo.config.engines import check_engine, goes_across_updates, is_remote
 from outdo.config.environments import check_environment
 from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
-from outdo.config.names import OBJECTIVES, TRACKER_CHECK
+from outdo.config.names import ALGORITHMS, OBJECTIVES, ON_WHOLE_WEIGHTS, TRACKER_CHECK
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.rewards.right import right_rule
@@ -165,6 +165,15 @@ def _partial_rollouts(recipe: Recipe) -> Iterator[str]:
         yield f"{across}: an environment asks for the turns of an answer one after the other; leave one of them out"
 
 
+def _divided_optimiser(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for an algorithm that needs whole weights, where each replica trains a part of them."""
+    name = recipe.optim.algorithm.name
+    divided = recipe.cluster.shard and recipe.cluster.world_size > 1 and recipe.train.adapter is None
+    if divided and name in ON_WHOLE_WEIGHTS:
+        can = ", ".join(each for each in ALGORITHMS if each not in ON_WHOLE_WEIGHTS)
+        yield f'optim.algorithm = "{name}": does not work on a divided model (cluster.shard = true), as {can} do'
+
+
 def _trackers(recipe: Recipe) -> Iterator[str]:
     if not recipe.track:
         return
@@ -216,6 +225,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _best_not_measured: ("eval.best", "eval.greedy", "eval.samples", "eval.every", "data.path", "data.eval_path"),
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     _partial_rollouts: ("train.max_staleness", "engine", "environment"),
+    _divided_optimiser: ("optim.algorithm", "cluster.shard", "cluster.replicas", "train.adapter"),
     _trackers: ("track",),
     _curriculum_without_a_verdict: ("data.path", "rewards", "eval.right"),
     _template: ("data.path", "data.template", "data.system"),
