@@ -1,7 +1,7 @@
 """The tools of an episode: which functions can be one, and which calls fit them."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -106,3 +106,20 @@ def test_an_argument_that_may_be_nothing_takes_null() -> None:
     assert tools.find("find", arguments).function(**arguments) == "None Rome"
     with pytest.raises(ToolError, match="find: day must be of type integer; city must be of type string"):
         tools.find("find", {"day": "5", "city": None})
+
+
+def weather(unit: Literal["celsius", "kelvin"], days: Literal[1, 7] = 1) -> str:
+    """Return the weather.
+
+    Args:
+        unit: Of the temperature.
+        days: How many.
+    """
+    return f"{unit} {days}"
+
+
+def test_an_argument_with_choices_takes_one_of_them() -> None:
+    tools = ToolBox([weather])
+    tools.find("weather", {"unit": "kelvin", "days": 7})
+    with pytest.raises(ToolError, match='weather: unit must be one of "celsius", "kelvin"; days must be one of 1, 7'):
+        tools.find("weather", {"unit": "rankine", "days": 2})

@@ -1,5 +1,6 @@
 """Functions that a policy can call: their JSON schemas, and whether a call fits one of them."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -123,17 +124,26 @@ class ToolBox:
             f"{each} is missing" for each in self._parameters[name].get("required", ()) if each not in arguments
         ]
         for argument, value in arguments.items():
-            schema = known.get(argument, {})
-            kind = schema.get("type")
             if argument not in known and not more:
                 mistakes.append(f"there is no argument {argument}{did_you_mean(argument, list(known))}")
-            elif value is None and schema.get("nullable"):  # how a schema of `int | None` is written
-                continue
-            elif isinstance(kind, str) and not _has_type(value, kind):
-                mistakes.append(f"{argument} must be of type {kind}")
+            elif expected := _expected_instead_of(value, known.get(argument, {})):
+                mistakes.append(f"{argument} must be {expected}")
         if mistakes:
             raise ToolError("unparsed", f"{name}: {'; '.join(mistakes)}")
         return self._tools[name]
+
+
+def _expected_instead_of(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """Return what the schema of an argument wants in the place of a value, or None if the value fits."""
+    kind, choices = schema.get("type"), schema.get("enum")
+    if value is None and schema.get("nullable"):  # how a schema of `int | None` is written
+        return None
+    if isinstance(kind, str) and not _has_type(value, kind):
+        return f"of type {kind}"
+    same = (value == each and isinstance(value, bool) == isinstance(each, bool) for each in choices or ())
+    if choices is not None and not any(same):
+        return f"one of {', '.join(json.dumps(each, ensure_ascii=False) for each in choices)}"
+    return None
 
 
 def _has_type(value: Any, kind: str) -> bool:
