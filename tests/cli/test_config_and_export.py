@@ -33,6 +33,12 @@ def test_the_commented_recipe_has_every_setting_and_loads_back_once_model_and_da
         assert any(setting.description in line for line in told), key
 
 
+def test_the_schema_and_the_pieces_are_two_questions(outdo):
+    done = outdo("config", "--schema", "--pieces")
+    assert (done.status, done.out) == (2, "")
+    assert "give either --schema or --pieces" in done.error
+
+
 def test_the_schema_is_one(outdo):
     schema = json.loads(outdo("config", "--schema").out)
     assert schema["properties"].keys() == Recipe.model_fields.keys()

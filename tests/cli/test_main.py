@@ -41,6 +41,11 @@ def test_an_argument_that_is_no_setting_is_quoted():
     )
 
 
+def test_the_path_of_a_recipe_may_have_an_equals_sign():
+    recipe = "runs/lr=1e-5/recipe.toml"
+    assert recipe_and_overrides([recipe, "data.path=a/b=c.jsonl"]) == (Path(recipe), ["data.path=a/b=c.jsonl"])
+
+
 def test_an_empty_argument_is_not_the_folder_at_hand():
     with pytest.raises(UserError, match=r'^"": expected the file of a recipe'):
         recipe_and_overrides(["", "steps=2"])

@@ -59,13 +59,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
 def recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:
-    """Return the file and the `key=value` settings among the arguments of a command."""
-    files = [setting for setting in settings or [] if "=" not in setting]
+    """Return the file and the `key=value` settings among the arguments of a command.
+
+    What has a `/` before its first `=` is a file, such as `runs/lr=1e-5/recipe.toml`: no key has one.
+    """
+    overrides = [setting for setting in settings or [] if "=" in setting.partition("/")[0]]
+    files = [setting for setting in settings or [] if setting not in overrides]
     if files[:1] == [""]:
         raise UserError(['"": expected the file of a recipe, or key=value; is a variable of the shell empty?'])
     if len(files) > 1:
         raise UserError([f'"{file}": expected key=value; the recipe is {files[0]}' for file in files[1:]])
-    return Path(files[0]) if files else None, [setting for setting in settings or [] if "=" in setting]
+    return Path(files[0]) if files else None, overrides
 
 
 def no_run(run: Path) -> str | None:

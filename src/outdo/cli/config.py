@@ -8,6 +8,7 @@ from rich.console import Console
 
 from outdo.config import file
 from outdo.config.options import list_pieces
+from outdo.utils.errors import UserError
 
 
 def command(
@@ -15,6 +16,8 @@ def command(
     pieces: Annotated[bool, typer.Option("--pieces", help="print every named piece and its options instead")] = False,
 ) -> None:
     """Write a commented recipe with every default, or the JSON schema, or every named piece and its options."""
+    if schema and pieces:
+        raise UserError(["config: give either --schema or --pieces"])
     text = file.commented()
     if pieces:
         text = "\n".join(list_pieces())
