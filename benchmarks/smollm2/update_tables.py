@@ -16,9 +16,11 @@ def passes(runs: Sequence[Result]) -> str:
                 at = next(each for each in run["evaluations"] if each["step"] == PASSES_STEPS)
                 shown = (mean_of(run["curve"], name, PASSES_STEPS) for name in ("updates", "attained", "overshoot"))
                 cells = [f"{value:.2f}" for value in shown]
-                cells += [f"{mean_of(run['curve'], 'kl', PASSES_STEPS):.4f}", f"{at['rows/greedy_reward']:.3f}"]
+                cells += [f"{mean_of(run['curve'], 'kl', PASSES_STEPS):.4f}", f"{at['start_logprob']:.2f}"]
+                cells.append(f"{at['rows/greedy_reward']:.3f}")
                 lines.append(f"| `{method}` | {name} | {' | '.join(cells)} |")
-    return rows("| method | updates asked | made | attained | overshoot | KL of a step | reward, rows |", lines)
+    header = "| method | updates asked | made | attained | overshoot | KL of a step | under the start | reward, rows |"
+    return rows(header, lines)
 
 
 def distance(runs: Sequence[Result]) -> str:
