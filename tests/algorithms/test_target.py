@@ -198,6 +198,15 @@ def test_the_targets_of_squared_and_hinge_are_capped():
     assert_close(targets_in(batch, loss="hinge")[0, 1], doubles([-10.0 - CAP])[0])
 
 
+@pytest.mark.parametrize("unsampled", ["share", "fixed", "absorb"])
+@pytest.mark.parametrize("loss", ["squared", "hinge"])
+def test_no_target_of_squared_and_hinge_is_farther_than_the_cap_after_division(loss, unsampled):
+    old = doubles([[0.0, math.log(0.98)], [0.0, math.log(0.01)]])
+    batch = one_context([CAP, -CAP], tokens=[3, 4]).with_(old_logprobs=old)
+    targets = target(loss=loss, unsampled=unsampled).prepare(batch).targets
+    assert_close((targets - old)[1, 1], doubles([-CAP])[0])
+
+
 @pytest.mark.parametrize(("p", "sign"), [(0.3, 1.0), (0.3, -1.0), (1e-6, 1.0), (0.99, -1.0)])
 def test_the_first_step_is_a_policy_gradient_with_a_bounded_weight(p, sign):
     """(τ - p) / (1 - p): √p / (1 + √p) ≤ 1/2 for a good token, -p for a bad one."""

@@ -6,6 +6,7 @@ over the contexts c of a batch, with the weight w_c = the number of answers in c
 `outdo.algorithms.objectives.target.rules`. Every loss is 0 at the targets, its minimum: a step to it can be measured.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -101,15 +102,16 @@ def target(
     ]
     if wrong:
         raise ValueError("; ".join(wrong))
-    full = loss == "cross_entropy"
+    cap = math.inf if loss == "cross_entropy" else CAP
     setting = Setting(
-        rule=rules[rule] if full else capped(rules[rule], CAP),
+        rule=capped(rules[rule], cap),
         keep=keep,
         merge=merge == "tree",
         hold=hold,
         unsampled=unsampled,
         visits=count == "visits",
         limit=limit,
+        cap=cap,
     )
     return TargetObjective(loss=LOSSES[loss], setting=setting, mean=reduction == "mean")
 

@@ -8,6 +8,7 @@ tokens that no answer sampled: the **rest**.
 Everything is computed in float64 and returned in the precision of `old_logprobs`.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -67,15 +68,20 @@ def clip_rule(clip_low: float = 0.2, clip_high: float = 0.2) -> Rule:
     return rule
 
 
+def within(targets: Float[Tensor, "N"], logprobs: Float[Tensor, "N"], cap: float) -> Float[Tensor, "N"]:
+    """Return the targets log τ with |log τ - log p| at most `cap`."""
+    return targets.clamp(logprobs - cap, logprobs + cap)
+
+
 def capped(rule: Rule, cap: float) -> Rule:
     """Return the same rule with |log τ - log p| at most `cap`."""
 
-    def within(
+    def limited(
         logprobs: Float[Tensor, "N"], sign: Float[Tensor, "N"], strength: Float[Tensor, "N"]
     ) -> Float[Tensor, "N"]:
-        return logprobs + (rule(logprobs, sign, strength) - logprobs).clamp(-cap, cap)
+        return within(rule(logprobs, sign, strength), logprobs, cap)
 
-    return within
+    return limited
 
 
 def target_logprobs(
@@ -141,6 +147,7 @@ class Setting(NamedTuple):
     unsampled: str = "absorb"
     visits: bool = False
     limit: float = 1.0
+    cap: float = math.inf
 
 
 def with_targets(batch: Batch, setting: Setting) -> Batch:
@@ -165,6 +172,7 @@ def with_targets(batch: Batch, setting: Setting) -> Batch:
         fixed = setting.unsampled == "fixed"
         targets = normalised_logprobs(logprobs, sign, context, rule=rule, fixed=fixed)
         moving = (targets - logprobs).abs() > NOISE
+    targets = within(targets, logprobs, setting.cap)  # dividing by the sum may have moved them farther
     in_full = rule(logprobs, sign, torch.ones_like(sign))
     active = _sum(moving.double(), context, len(rows)) > 0  # by context; of [N] as there are no more
     trained = (-logprobs.expm1() > FULL) & (active[context] | setting.hold)
