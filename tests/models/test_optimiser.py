@@ -387,6 +387,23 @@ def test_sgd_steps_by_the_learning_rate_times_the_gradient() -> None:
     assert weight[0].item() == pytest.approx(2.0 - 0.01 * 9 * 2.0)
 
 
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS.values(), partial(sgd, momentum=0.9)], ids=[*ALGORITHMS, "sgd"])
+def test_weight_decay_shrinks_a_matrix_by_the_same_factor_at_every_step(algorithm: Algorithm) -> None:
+    weight = nn.Parameter(torch.ones(4, 4))
+    inner = partial(algorithm, weight_decay=0.5)([weight])
+    inner.param_groups[0]["lr"] = 0.1
+    for _ in range(4):
+        weight.grad = torch.zeros_like(weight)
+        inner.step()
+    assert_close(weight.detach(), torch.full((4, 4), 0.95**4))
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0])
+def test_a_momentum_out_of_range_is_refused(momentum: float) -> None:
+    with pytest.raises(ValueError, match="momentum: expected a number from 0 to below 1"):
+        one_weight(2.0, partial(sgd, momentum=momentum))
+
+
 @pytest.mark.parametrize(("scale", "clip_norm"), [(1e-6, 1e9), (1e6, 0.1)])
 def test_a_polyak_step_on_a_square_halves_the_distance_at_any_scale_and_clip(scale: float, clip_norm: float) -> None:
     """loss / gradient² · gradient is (9 w² / 2) / (9 w)² · 9 w = w / 2."""

@@ -74,8 +74,30 @@ def adamw8bit(
 
 
 def sgd(weights: Sequence[nn.Parameter], *, momentum: float = 0.0, weight_decay: float = 0.0) -> torch.optim.Optimizer:
-    """Stochastic gradient descent: a step is as long as the gradient, times `lr`. With `momentum` 4 bytes a weight."""
-    return torch.optim.SGD(_decayed(weights, weight_decay), momentum=momentum)
+    """Stochastic gradient descent: a step is as long as the gradient, times `lr`. With `momentum` 4 bytes a weight.
+
+    Raises ValueError for a `momentum` that is not from 0 to below 1.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum: expected a number from 0 to below 1, found {momentum}")
+    return DecoupledSGD(_decayed(weights, weight_decay), momentum)
+
+
+class DecoupledSGD(torch.optim.SGD):
+    """SGD whose weight decay is not part of the momentum: SGDW (arXiv 1711.05101)."""
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], momentum: float) -> None:
+        own = [{"params": group["params"], "decay": group["weight_decay"]} for group in groups]
+        super().__init__(own, momentum=momentum)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Let the weights that have a gradient decay, then move them."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if group["decay"] and weight.grad is not None:
+                    weight.mul_(1 - group["lr"] * group["decay"])
+        return super().step(closure)
 
 
 def polyak(weights: Sequence[nn.Parameter], *, share: float = 1.0) -> torch.optim.Optimizer:
