@@ -213,6 +213,15 @@ def test_the_optimal_token_baseline_by_hand() -> None:
     assert requirements_of(without) == Requires(old_logprobs=True, old_collision=True)
 
 
+def test_rounding_cannot_move_the_optimal_token_baseline_beyond_the_returns() -> None:
+    """Σπ² comes from another forward pass than π: in bfloat16 it may be below π²."""
+    batch = batch_of([rollout(1, 1.0), rollout(1, 0.0)])
+    old = torch.tensor([[0, 0.99], [0, 0.98]], dtype=torch.float64).log()
+    collision = torch.tensor([[0, 0.9785], [0, 0.9616]], dtype=torch.float64)  # 1 - 2π + Σπ²: -0.0015 and 0.0016
+    batch = batch.with_(old_logprobs=old, old_collision=collision, rewards=batch.rewards.double())
+    assert_close(filled(batch, optimal_token)[batch.loss_mask], rewards(16 / 17, -1 / 17))
+
+
 @pytest.mark.parametrize("zero_tail", [True, False])
 def test_the_optimal_token_baseline_equals_verls_loops(zero_tail: bool) -> None:
     members = [

@@ -26,7 +26,7 @@ def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
     if not mask.any():
         return batch.with_(advantages=advantages)
     returns = returns_to_go(token_rewards_of(batch), mask)
-    norms = 1 - 2 * given(batch.old_logprobs, "old_logprobs").exp() + given(batch.old_collision, "old_collision")
+    norms = _squared_norms(given(batch.old_logprobs, "old_logprobs"), given(batch.old_collision, "old_collision"))
     norms = norms.where(mask, 0.0).cumsum(1)
     for group in batch.group[mask.any(1)].unique():
         rows = ((batch.group == group) & mask.any(1)).nonzero().squeeze(1)  # [n]
@@ -39,6 +39,14 @@ def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
         placed = torch.zeros_like(returns[rows]).masked_scatter(own, (g - baseline)[present])
         advantages[rows] = placed.to(advantages)
     return batch.with_(advantages=advantages)
+
+
+def _squared_norms(logprobs: Float[Tensor, "B T"], collision: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Compute 1 - 2 π + Σ_v π(v)² as (1 - π)² + Σ_{v ≠ o} π(v)²: rounding, which differs in π and Σ, makes none negative.
+
+    Weights of both signs would put a baseline far outside of the returns.
+    """
+    return logprobs.expm1().square() + (collision - (2 * logprobs).exp()).clamp(min=0)
 
 
 def _aligned(values: Float[Tensor, "n T"], mask: Bool[Tensor, "n T"]) -> Float[Tensor, "n K"]:
