@@ -61,6 +61,14 @@ def test_invalid_settings_of_a_coefficient_are_refused(wrong):
         AdaptiveCoefficient(**{"start": 0.1, "target": 0.5, **wrong})
 
 
+def test_a_rate_that_could_make_beta_negative_is_refused():
+    with pytest.raises(ValueError, match="rate must be below 5, not 5"):
+        AdaptiveCoefficient(start=0.1, target=0.5, rate=5)
+    beta = AdaptiveCoefficient(start=0.1, target=0.5, rate=4.9)
+    beta.observe({"kl": 0.0})
+    assert float(beta) > 0
+
+
 def test_a_bonus_that_starts_outside_its_bounds_is_refused():
     with pytest.raises(ValueError, match="low <= start <= high"):
         AdaptiveBonus(start=2.0, target=0.5)

@@ -28,15 +28,22 @@ class Adaptive(Protocol):
         ...
 
 
+LARGEST_ERROR = 0.2
+"""The share of the target by which a KL counts as too high or too low, at most."""
+
+
 class AdaptiveCoefficient:
     """β ← β (1 + rate · clip((KL - target) / target, ±0.2)); Ziegler et al. (arXiv 1909.08593) section 2.2.
 
     KL is the metric `kl`: nats per trained token, not per answer as in the paper, so that its target does not depend on
-    the length of answers. In the paper rate is 0.1.
+    the length of answers. In the paper rate is 0.1. Raises ValueError for a rate of 5 or more, with which β could become
+    0 or negative.
     """
 
     def __init__(self, *, start: float, target: float, rate: float = 0.1) -> None:
         _positive(start=start, target=target, rate=rate)
+        if rate * LARGEST_ERROR >= 1:
+            raise ValueError(f"rate must be below {1 / LARGEST_ERROR:g}, not {rate}: a step could make beta negative")
         self.value = start
         self.target = target
         self.rate = rate
@@ -48,7 +55,7 @@ class AdaptiveCoefficient:
         """Change the coefficient by the step's metric `kl`. Without this metric it stays the same."""
         if "kl" in metrics:
             error = (metrics["kl"] - self.target) / self.target
-            self.value *= 1 + self.rate * max(-0.2, min(0.2, error))
+            self.value *= 1 + self.rate * max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
 
     def state(self) -> dict[str, Any]:
         """Return the coefficient."""
