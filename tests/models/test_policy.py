@@ -109,6 +109,16 @@ def test_minibatches_are_optimiser_steps_of_their_own():
         assert values.shape == batch.token_ids.shape, name
 
 
+def test_refused_and_empty_optimiser_steps_are_counted():
+    batch = prepared()
+    advantages = batch.advantages.clone()
+    for part, value in zip(batch.group.unique().tensor_split(4), (torch.nan, torch.nan, 0.0, 1.0), strict=True):
+        advantages[torch.isin(batch.group, part)] = value
+    policy = fresh(batch_sizes=BatchSizes(minibatches=4))
+    metrics = policy.update(batch.with_(advantages=advantages), grpo(beta=0.0)).metrics
+    assert (metrics["updates/refused"], metrics["updates/empty"], policy.version) == (2, 1, 1)
+
+
 @pytest.mark.parametrize("failed", [0, 3], ids=["first", "last"])
 def test_a_minibatch_with_nothing_to_train_on_is_skipped_and_rows_keep_their_order(failed):
     groups = ragged_groups()

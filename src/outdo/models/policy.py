@@ -136,6 +136,8 @@ class Policy(Scorer):
         (log πθ), `log_ratio`, `entropy`, `push` (minus the derivative of the loss with respect to the log-probability:
         direction and strength of the push on the token), `policy_push` (the policy term's part of it; the rest is the
         pull of the reference), `clipped` (Â is not 0, but the surrogate pushes nothing; see `clipped_tokens`).
+
+        Its metrics are means over the optimiser steps; those named `updates/` are numbers of optimiser steps.
         """
         metrics: list[dict[str, float]] = []
         tokens: list[dict[str, Tensor]] = []
@@ -145,9 +147,10 @@ class Policy(Scorer):
                 metrics.append(terms | self.optimiser.step(terms["loss"]))
             tokens.append(measured)
         width = batch.token_ids.shape[1]
-        mean = {name: math.fsum(step[name] for step in metrics) / len(metrics) for name in metrics[0]}
+        sums = {name: math.fsum(step[name] for step in metrics) for name in metrics[0]}
+        means = {name: value if name.startswith("updates/") else value / len(metrics) for name, value in sums.items()}
         stacked = {name: stack([part[name] for part in tokens], width) for name in tokens[0]}
-        return Update(metrics=mean, tokens=stacked)
+        return Update(metrics=means, tokens=stacked)
 
     def _gradient(self, batch: Batch, objective: Objective) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Add up the gradient of one optimiser step's loss; return the sums of its terms, and its tokens [B, T]."""
