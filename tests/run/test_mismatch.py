@@ -10,6 +10,7 @@ import torch
 from outdo.algorithms.objectives.corrections import truncate
 from outdo.algorithms.objectives.presets import grpo
 from outdo.run.metrics.mismatch import correction_metrics, mismatch_metrics
+from outdo.types import Batch, Sampled, Step, Update
 
 PREFIX = "sampling/sampling_logp_difference"
 
@@ -50,3 +51,13 @@ def test_corrected_tokens_are_those_whose_factor_is_not_about_1():
     assert correction_metrics(step, replace(objective, correction=truncate())) == {
         "sampling/corrected": pytest.approx(1 / 3)
     }
+
+
+@pytest.mark.parametrize(("bypass", "share"), [(False, 0.0), (True, 1.0)])
+def test_with_bypass_a_correction_compares_the_policy_of_the_last_pass_with_the_engine(bypass, share):
+    old = torch.tensor([[0.0, -1.0, -1.0]])
+    batch = Batch.of(mask=old != 0, advantages=torch.ones(1), old_logprobs=old, rollout_logprobs=old)
+    update = Update(metrics={}, tokens={"logprobs": old - 0.5 * (old != 0)})
+    step = Step(index=1, sampled=Sampled(groups=()), batch=batch, updates=[update])
+    objective = replace(grpo(beta=0.0), correction=truncate(), bypass=bypass)
+    assert correction_metrics(step, objective) == {"sampling/corrected": share}

@@ -38,10 +38,16 @@ def mismatch_metrics(engine: Tensor, trainer: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def correction_metrics(step: Step, objective: Objective) -> dict[str, float]:
-    """Return the share of the trained tokens whose loss the correction changes by more than 1 %; empty without one."""
+    """Return the share of the trained tokens whose loss the correction changes by more than 1 %; empty without one.
+
+    With `bypass` it is the correction of the loss in the last pass, which compares πθ with π_rollout.
+    """
     update, batch = step.update, step.batch
     if not isinstance(objective, ComposedObjective) or objective.correction is None or not (update and update.tokens):
         return {}
-    factor = torch.as_tensor(objective.correction(update.tokens["logprobs"], batch))
+    logprobs = update.tokens["logprobs"]
+    if objective.bypass:
+        batch = batch.with_(old_logprobs=logprobs)
+    factor = torch.as_tensor(objective.correction(logprobs, batch))
     changed = (factor - 1.0).abs().expand_as(batch.loss_mask)[batch.loss_mask] > TOUCHED
     return {"sampling/corrected": float(changed.double().mean())}
