@@ -29,7 +29,7 @@ from outdo.config.names import (
 from outdo.config.options import describe_method, list_pieces
 from outdo.config.recipe import Recipe
 from outdo.models.policy import Policy
-from outdo.run.build.method import advantage_of, critic_of, objective_of, penalty_of, piece_mistakes
+from outdo.run.build.method import advantage_of, critic_of, objective_of, optimiser_of, penalty_of, piece_mistakes
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason
 from outdo.utils.errors import UserError
@@ -211,6 +211,14 @@ def test_bypass_takes_the_ratio_to_the_engine():
     objective = objective_of(recipe("train.objective={name='ppo', bypass=true}", "train.compat=verl"))
     assert objective.bypass
     assert objective.surrogate.dual == 3.0
+
+
+def test_the_schedule_of_the_policy_ends_with_the_run_although_the_critic_learns_alone_at_first():
+    options = ["steps=10", "train.passes=2", "train.minibatches=3", "optim.schedule=linear"]
+    critic = ["train.objective=ppo", "train.critic={name='head', warmup=4}"]
+    assert optimiser_of(recipe(*options)).total == 60
+    assert optimiser_of(recipe(*options, *critic)).total == 36
+    assert optimiser_of(recipe(*options, critic[1])).total == 60  # grpo has no critic
 
 
 def test_openrlhf_whitens_with_the_divisor_n():

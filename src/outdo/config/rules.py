@@ -15,7 +15,7 @@ from outdo.config.engines import check_engine, goes_across_updates, is_remote
 from outdo.config.environments import check_environment
 from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
-from outdo.config.names import ALGORITHMS, OBJECTIVES, ON_WHOLE_WEIGHTS, TRACKER_CHECK
+from outdo.config.names import ALGORITHMS, CRITICS, OBJECTIVES, ON_WHOLE_WEIGHTS, TRACKER_CHECK, WITH_CRITIC
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.rewards.right import right_rule
@@ -237,8 +237,10 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
 
 
 def optimiser_steps(recipe: Recipe) -> int:
-    """Return the number of optimiser steps of the whole run."""
-    return recipe.steps * recipe.train.passes * recipe.train.minibatches
+    """Return the number of the policy's optimiser steps in the whole run: none while only the critic learns."""
+    critic = recipe.critic if recipe.advantage.name in WITH_CRITIC else None
+    alone = critic.options.get("warmup", 0) if critic is not None and critic.name in CRITICS else 0
+    return max(0, recipe.steps - alone) * recipe.train.passes * recipe.train.minibatches
 
 
 def _warmup_as_long_as_the_run(recipe: Recipe) -> Iterator[str]:
