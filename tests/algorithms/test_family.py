@@ -356,6 +356,11 @@ def test_a_correction_has_no_gradient_of_its_own() -> None:
         (lambda: corrections.reject(high=1.0, estimator="k4"), 'estimator must be one of k1, k2, k3, not "k4"'),
         (lambda: corrections.off_policy_rows(limit=1.0, by="engine"), "by must be one of rollout, old"),
         (lambda: high_entropy(share=0.0), "share must be above 0"),
+        (lambda: corrections.reject(low=0.2, high=0.1), "expected low <= high, not 0.2 and 0.1: everything"),
+        (lambda: corrections.reject(high=-0.1), "expected low <= high, not 0.1 and -0.1: everything"),
+        (lambda: corrections.off_policy_rows(limit=-0.1), "limit must be 0 or more, not -0.1"),
+        (lambda: presets.clip_cov(cov_low=5.0, cov_high=1.0), "must be below the upper one, not 5.0 and 1.0"),
+        (lambda: replace(presets.grpo(), log_ratio_clamp=0.0), "log_ratio_clamp must be above 0, not 0.0"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_valid_ones(make: Callable[[], object], message: str) -> None:

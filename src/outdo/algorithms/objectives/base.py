@@ -71,6 +71,8 @@ class ComposedObjective:
         for name in ("beta", "entropy_bonus"):
             if not 0 <= float(getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not self.log_ratio_clamp > 0:
+            raise ValueError(f"log_ratio_clamp must be above 0, not {self.log_ratio_clamp}: every ratio would be 1")
         pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.batch_transform)
         own = Requires(reference=_is_used(self.beta), entropy=_is_used(self.entropy_bonus))
         object.__setattr__(self, "requires", own | requirements_of(*pieces, self.entropy_weight))

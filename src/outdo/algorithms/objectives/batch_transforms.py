@@ -54,6 +54,8 @@ def without_covariant(*, share: float = 0.0002, low: float = 1.0, high: float = 
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, not {share}")
+    if not low < high:
+        raise ValueError(f"the lower bound of the covariance must be below the upper one, not {low} and {high}")
 
     return functools.partial(drop_covariant, share=share, low=low, high=high, seed=seed)
 

@@ -103,10 +103,14 @@ def reject(
     `agg`. The default of `low` is -high; k2 and k3 are never negative. Note that k1 is *minus* log w, and verl's bounds
     for k1 are exponentials of these, on π_rollout / π_old; `low = math.log(0.5)`, `high = math.log(2)` is verl's
     "0.5_2". AReaL's k1 and k3 are those of 1 / w: its k1 is log w, its k3 is 1/w - 1 + log w.
+
+    Raises ValueError for bounds that drop everything.
     """
     estimate = _choice("estimator", estimator, ESTIMATORS)
     combine = _choice("level", level, LEVELS | {"sequence": _sum, "max": _largest})
     least = -high if low is None else low
+    if not least <= high:
+        raise ValueError(f"reject: expected low <= high, not {least} and {high}: everything would be dropped")
 
     def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         k = combine(estimate(batch.rollout_logprobs, old_logprobs(logprobs, batch)), batch.loss_mask)
@@ -121,8 +125,12 @@ def off_policy_rows(*, limit: float, by: Literal["rollout", "old"] = "rollout") 
     A bad answer from which the policy has moved away is not trained. π_by is the policy that sampled it ("rollout"), or
     π_old. πθ is the policy of this pass, so answers can drop out between passes. TRL's `off_policy_mask_threshold` does
     the same, and uses π_old where the engine reports nothing.
+
+    Raises ValueError for a limit below 0, which drops bad answers from which nothing has moved away.
     """
     _choice("by", by, {"rollout": None, "old": None})
+    if not limit >= 0:
+        raise ValueError(f"limit must be 0 or more, not {limit}")
 
     def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         sampled = batch.rollout_logprobs if by == "rollout" else old_logprobs(logprobs, batch)
