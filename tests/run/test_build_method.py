@@ -131,6 +131,7 @@ def test_a_setting_in_the_recipe_overrides_a_convention():
         (["train.objective={name='grpo', surrogate={name='clip', low='x', high=0.2}}"], "low must be a number from 0"),
         (["train.stop={name='first_of'}"], "give at least one of"),
         (["train.advantage={name='pass_at_k', k=1}"], "k must be at least 2"),
+        (["train.objective=ppo", "train.advantage={name='gae', ddof=2}"], "train.advantage: ddof must be 0 or 1"),
         (["train.kl_in_reward={name='k1', beta={start=0.0, target=0.1}}"], "start must be a number above 0"),
     ],
 )

@@ -50,7 +50,7 @@ from outdo.models.adapter import adapter_config
 from outdo.models.critic import Critic
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.types import Stop
+from outdo.types import Batch, Stop
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve, signature_of
 
@@ -138,8 +138,9 @@ def advantage_of(
     piece = recipe.advantage
     estimator = instantiate(piece, ADVANTAGES, filled)
     takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
-    if piece.name in ADVANTAGES and not takes_batch:  # a wrong option is an error now, not after a rollout
-        _within_range("train.advantage", estimator, torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
+    if piece.name in ADVANTAGES:  # a wrong option is an error now, not after a rollout
+        two_answers = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
+        _within_range("train.advantage", estimator, *([Batch.from_groups([])] if takes_batch else two_answers))
     steps: list[Advantage] = [estimator if takes_batch else per_token(estimator)]
     if train.kl_in_reward is not None and penalty is not None:
         divergence = resolve(DIVERGENCES.get(train.kl_in_reward.name, train.kl_in_reward.name))
