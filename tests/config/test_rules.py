@@ -77,6 +77,10 @@ VLLM = 'engine={name = "vllm", python = "python"}'
             "kl_cov is defined by its own batch transform",
         ),
         (["train.advantage=gdpo", "train.kl_in_reward={name='k1', beta=0.1}"], "gdpo uses the parts of the reward"),
+        (
+            ["train.advantage=max_rl", "train.kl_in_reward={name='k1', beta=0.1}"],
+            "train.kl_in_reward: max_rl divides by the mean reward",
+        ),
         (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
         (["train.max_staleness=1"], "train.max_staleness = 1: needs an engine with a copy of the weights"),
         (
@@ -121,6 +125,7 @@ def test_a_message_about_one_answer_is_in_the_singular():
         (["train.objective=target"], "in one pass few tokens reach their targets"),
         (["train.objective=rloo", "train.passes=2"], "rloo has no ratio"),
         (["train.kl_in_reward.beta=0.1"], "KL counts twice: in the loss with beta = 0.04"),
+        (["train.kl_in_reward.beta=0.1"], "group_standardised makes advantages of full size of the KL alone"),
         (["train.objective=dapo"], "dapo was published with train.dynamic_sampling and"),
         (["train.objective.correction=truncate"], "the built-in engine samples with the trained weights"),
         (["train.critic=head"], "train.critic has no effect: group_standardised does not use values"),
@@ -159,6 +164,13 @@ def test_braces_of_latex_and_json_in_a_template_get_no_note(literal):
 )
 def test_options_that_work_get_no_note(overrides):
     assert conflicts(load(None, [*NEEDED, *overrides])) == ([], [])
+
+
+@pytest.mark.parametrize("advantage", ["group_standardised", "sign", "max_rl"])
+def test_after_the_baseline_the_kl_is_not_scaled_up(advantage):
+    penalty = "train.kl_in_reward={name='k1', beta=0.1, after_baseline=true}"
+    _, notes = conflicts(load(None, [*NEEDED, f"train.advantage={advantage}", penalty]))
+    assert not any("full size" in note for note in notes)
 
 
 def test_a_rule_does_not_check_a_setting_that_is_wrong_in_itself():

@@ -11,6 +11,7 @@ from outdo.config.names import (
     LOWEST_LOSS_0,
     NOT_COMPOSED,
     OBJECTIVES,
+    SCALED_IN_THE_GROUP,
     WITH_CRITIC,
     WITHOUT_RATIO,
 )
@@ -83,6 +84,16 @@ def _kl_twice_or_never(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[s
         yield "train.objective.entropy_weight has no effect: there is no entropy_bonus"
 
 
+def _kl_scaled_up(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    """Estimators for which a group whose rewards are all equal is as large as any other, whatever the beta."""
+    penalty, name = recipe.train.kl_in_reward, recipe.advantage.name
+    if penalty is not None and name in SCALED_IN_THE_GROUP and not penalty.options.get("after_baseline"):
+        yield (
+            f"train.kl_in_reward: where all rewards of a group are equal, {name} makes advantages of full size of the "
+            "KL alone, whatever its beta; use leave_one_out, or after_baseline = true"
+        )
+
+
 def _divergence_with_another_gradient(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
     """Estimators of KL whose gradient in the loss is not the one that users expect."""
     divergence = options.get("divergence", "k3")
@@ -131,6 +142,7 @@ NOTES: Sequence[NoteRule] = (
     _objective_without_ratio,
     _unused_reference,
     _kl_twice_or_never,
+    _kl_scaled_up,
     _divergence_with_another_gradient,
     _not_as_published,
     _correction_of_the_built_in_engine,

@@ -208,7 +208,8 @@ def _advantage_requirements(recipe: Recipe) -> Iterator[str]:
             answers = counted(recipe.train.group_size, "answer")
             yield f"train.advantage.k = {k}: a group has only {answers} (train.group_size)"
     name, reference = recipe.advantage.name, recipe.reference
-    if name in INCOMPATIBLE_WITH_KL_IN_REWARD and recipe.train.kl_in_reward is not None:
+    penalty = recipe.train.kl_in_reward
+    if name in INCOMPATIBLE_WITH_KL_IN_REWARD and penalty is not None and not penalty.options.get("after_baseline"):
         yield f"train.kl_in_reward: {name} {INCOMPATIBLE_WITH_KL_IN_REWARD[name]}"
     if name in WITH_REFERENCE and reference.model is None:
         yield (

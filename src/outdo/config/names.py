@@ -126,8 +126,12 @@ INCOMPATIBLE_WITH_KL_IN_REWARD = {
     "pass_at_k": "compares rewards with 1, which no reward equals after the KL is subtracted",
     "rejection": "compares rewards with a threshold, which few rewards reach after the KL is subtracted",
     "distillation": "uses no reward",
+    "max_rl": "divides by the mean reward, of which little but the KL is left where no answer is right; use after_baseline",
 }
 """Advantages that do not work if the KL is subtracted from the reward, and why."""
+
+SCALED_IN_THE_GROUP = ("group_standardised", "sign", "turn_centred")
+"""Advantages that are as large where rewards hardly differ as where they differ much."""
 
 CALL_SIGNATURES = {  # the arguments that a user's own piece is called with, in order
     "level": "log_ratio, loss_mask",
