@@ -124,6 +124,11 @@ def test_a_surrogate_has_the_value_and_the_slope_of_its_equation(
     assert value_and_slope(surrogate, advantage, old=old, new=new) == pytest.approx((value, slope), abs=1e-9)
 
 
+def test_the_push_of_sapo_is_largest_where_a_token_is_twice_as_likely_as_before() -> None:
+    slopes = [value_and_slope(sapo(), 1.0, old=0.1, new=0.1 * ratio)[1] for ratio in (1.0, 2.05, 2.06, 2.07)]
+    assert slopes[0] < max(slopes) == slopes[2] == pytest.approx(1.57467, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("objective", "advantage", "old", "new", "value", "slope"),
     [

@@ -106,7 +106,8 @@ def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Surrogate:
 def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Surrogate:
     """S = 4/τ σ(τ (ρ - 1)) Â, τ by the sign of Â; SAPO (arXiv 2511.20347).
 
-    At ρ = 1 its gradient is that of ρ Â. On both sides it decreases smoothly like the logistic curve, without an edge.
+    At ρ = 1 its gradient is that of ρ Â. On both sides its derivative by ρ decreases smoothly, without an edge; that by
+    log πθ, which has the factor ρ, is largest, 1.57 Â, at ρ = 2.06 (τ = 1).
     Â = 0 uses the negative τ, which has no effect.
     """
     if not (tau_positive > 0 and tau_negative > 0):
