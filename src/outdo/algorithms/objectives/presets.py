@@ -192,7 +192,7 @@ def rloo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjec
 
     TRL's Â is leave_one_out. For the paper's own objective see `rloo`, of which this is the gradient at W = 1.
     What differs: log W is clamped to ±20; TRL counts answers without a trained token in B. A product of ratios leaves
-    the window after a few hundredths of a nat, however long the answer: long answers are clipped almost at once.
+    the window after two tenths of a nat, however long the answer: long answers are clipped almost at once.
     """
     return ComposedObjective(level=sequence_product, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
 
