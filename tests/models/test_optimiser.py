@@ -398,6 +398,15 @@ def test_weight_decay_shrinks_a_matrix_by_the_same_factor_at_every_step(algorith
     assert_close(weight.detach(), torch.full((4, 4), 0.95**4))
 
 
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.nan, "1"])
+def test_a_bound_of_the_gradient_that_is_not_above_0_is_refused(clip_norm: Any) -> None:
+    """A gradient times a bound of -1 points uphill, and one times NaN would reach the weights."""
+    with pytest.raises(ValueError, match="clip_norm: expected a number above 0"):
+        OptimiserSettings(clip_norm=clip_norm)
+    with pytest.raises(ValueError, match="patience: expected 1 or more, found 0"):
+        OptimiserSettings(patience=0)
+
+
 @pytest.mark.parametrize("momentum", [-0.1, 1.0])
 def test_a_momentum_out_of_range_is_refused(momentum: float) -> None:
     with pytest.raises(ValueError, match="momentum: expected a number from 0 to below 1"):

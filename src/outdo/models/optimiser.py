@@ -172,6 +172,10 @@ class OptimiserSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.lr, Real) or not 0 <= self.lr < math.inf:
             raise ValueError(f"lr: expected a number of 0 or more, found {self.lr!r}")
+        if not isinstance(self.clip_norm, Real) or not self.clip_norm > 0:
+            raise ValueError(f"clip_norm: expected a number above 0, found {self.clip_norm!r}; math.inf clips nothing")
+        if self.patience < 1:
+            raise ValueError(f"patience: expected 1 or more, found {self.patience}")
         self.schedule(0, self.total)  # raises what a schedule refuses before the run, not at its first step
 
 
