@@ -36,8 +36,8 @@ class AdaptiveCoefficient:
     """β ← β (1 + rate · clip((KL - target) / target, ±0.2)); Ziegler et al. (arXiv 1909.08593) section 2.2.
 
     KL is the metric `kl`: nats per trained token, not per answer as in the paper, so that its target does not depend on
-    the length of answers. In the paper rate is 0.1. Raises ValueError for a rate of 5 or more, with which β could become
-    0 or negative.
+    the length of answers. In the paper rate is 0.1. Raises ValueError for a rate of 5 or more, with which β would not
+    stay above 0.
     """
 
     def __init__(self, *, start: float, target: float, rate: float = 0.1) -> None:

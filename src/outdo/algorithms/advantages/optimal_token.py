@@ -42,9 +42,10 @@ def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
 
 
 def _squared_norms(logprobs: Float[Tensor, "B T"], collision: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Compute 1 - 2 π + Σ_v π(v)² as (1 - π)² + Σ_{v ≠ o} π(v)²: rounding, which differs in π and Σ, makes none negative.
+    """Compute 1 - 2 π + Σ_v π(v)² as (1 - π)² + Σ_{v ≠ o} π(v)², which is never negative.
 
-    Weights of both signs would put a baseline far outside of the returns.
+    π and Σ_v π(v)² come from two forward passes with unlike rounding. Weights of both signs would put a baseline far
+    outside of the returns.
     """
     return logprobs.expm1().square() + (collision - (2 * logprobs).exp()).clamp(min=0)
 
