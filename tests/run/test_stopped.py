@@ -112,6 +112,20 @@ def test_a_reward_that_hangs_does_not_delay_the_end(own_home, never_hung, number
     assert timeless(own_home / "run") == timeless(never_hung)
 
 
+def test_a_model_that_was_not_evaluated_has_no_results_of_an_earlier_one_on_its_card(own_home):
+    (own_home / "score.py").write_text(MAY_HANG)
+    (own_home / "hang").touch()
+    command = Command(own_home, "train", "recipe.toml", "run=./run", *HANGING)
+    wait_until(lambda: (own_home / "hanging").exists(), command)
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait() == 130, command.said
+    assert json.loads((own_home / "run/summary.json").read_text())["after"]  # the evaluation before the first step
+    outdo_(own_home, "export", "run", "exported")
+    card = (own_home / "exported/README.md").read_text()
+    assert "The run was not evaluated after step 2, so its held-out results are not known." in card
+    assert "model-index" not in card
+
+
 def test_a_signal_before_the_first_step_is_finished_saves_nothing(own_home):
     (own_home / "score.py").write_text(HANGS)
     command = Command(own_home, "train", "recipe.toml", "run=./run", "reward_limits.timeout=5000")

@@ -15,6 +15,7 @@ from outdo.config.paths import file_name, with_file_names
 from outdo.config.recipe import Recipe
 from outdo.data.data_set_names import hub_data_set
 from outdo.run.export.find_model import ModelRef
+from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.hub_names import is_local
 from outdo.utils.imports import resolve
 from outdo.utils.outcome import EVALUATIONS
@@ -127,10 +128,11 @@ def _paper(recipe: Recipe) -> str | None:
 
 def _evaluations(source: ModelRef) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Return the held-out results before the first step and after that of the model; empty if they are not known."""
-    summary = source.summary
-    evaluated = {summary.get("steps"): summary.get("after", {})}
-    best = summary.get("best", {})
-    return summary.get("before", {}), (evaluated | {best.get("step"): best}).get(source.step, {})
+    assert source.run is not None
+    steps = read_metrics(source.run / "metrics.jsonl", report=lambda _: None)
+    metrics = next((each for each in reversed(steps) if each.get("step") == source.step), {})
+    after = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
+    return source.summary.get("before", {}), {name: value for name, value in after.items() if value is not None}
 
 
 def _table(before: Mapping[str, Any], after: Mapping[str, Any], step: int | None) -> str:
