@@ -8,9 +8,12 @@ import pytest
 from run_cases import Command, metrics, outdo_, steps_done, wait_until, write_rows
 
 from outdo.cli.recipe import recipe_of
+from outdo.config.file import load
 from outdo.run.check.preflight import check
 from outdo.run.checkpoints.run_state import run_state
+from outdo.run.checkpoints.state import Progress
 from outdo.run.evaluation import held_out_completions
+from outdo.run.evaluation.held_out import early_end
 from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.errors import UserError
 
@@ -86,6 +89,18 @@ def test_a_run_ends_early_by_the_number_of_one_set(sets):
     assert "ended early: late/greedy has not risen in the last 3 evaluations" in longer
     assert steps_done(run) == 8
     assert json.loads((run / "summary.json").read_text())["steps"] == 8
+
+
+def test_evaluations_without_the_number_that_decides_end_no_run():
+    """As where no reward applies to a held-out question."""
+    given = ["model=m", "data.path=d.jsonl", "data.eval_rows=1", "eval.every=1", "eval.best.patience=2"]
+    recipe, progress = load(None, given), Progress()
+    for step in (1, 2, 3):
+        progress.evaluated({"questions": 1.0}, step, best_by="greedy")
+        assert early_end(recipe, progress) == ""
+    for step in (4, 5, 6):
+        progress.evaluated({"questions": 1.0, "greedy_reward": 0.5}, step, best_by="greedy")
+    assert "the best one is that after step 4" in early_end(recipe, progress)
 
 
 @pytest.mark.release

@@ -80,12 +80,15 @@ class Progress:
         """Keep the evaluation after `step`; it is the best one if its number `best_by` is higher than all before.
 
         `best_by` is a number of the evaluation, or greedy or sampled, also of a set: the share of right answers, or the
-        mean reward where right is not defined.
+        mean reward where right is not defined. One without this number, as where no answer has a reward, does not
+        count.
         """
         self.after = numbers
-        self.since_best += 1
         name = headline(best_by, numbers)
-        if name in numbers and numbers[name] > self.best.get(name, -math.inf):
+        if name not in numbers:
+            return
+        self.since_best += 1
+        if numbers[name] > self.best.get(name, -math.inf):
             self.best, self.since_best = {"step": step, **numbers}, 0
 
 
