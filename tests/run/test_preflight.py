@@ -10,7 +10,9 @@ from installed import pretend
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from outdo.cli.recipe import probe_machine
 from outdo.config.file import load
+from outdo.models.device import choose_device
 from outdo.models.inspect_folder import inspect_folder
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.run.check import cost, step_memory
@@ -145,6 +147,16 @@ def test_more_memory_than_the_machine_has_is_a_warning(model, data):
     for memory, count in ((needed, 0), (needed - 1, 1)):
         report = check(asked, probe=lambda _, memory=memory: Machine([], memory))
         assert sum(warning.startswith("memory: the run takes about") for warning in report.warnings) == count
+
+
+def test_memory_is_estimated_on_the_device_that_a_run_takes_where_the_recipe_names_none(model, data, tmp_path):
+    asked, on_gpu = recipe(model, data), recipe(model, data, "device=cuda")
+    found = check(asked, probe=lambda _: Machine([], device="cuda")).memory
+    assert found == check(on_gpu).memory
+    assert cost.COPY in check(asked).memory
+    assert cost.COPY not in found  # it is in main memory
+    tiny_model(tmp_path / "tiny")
+    assert probe_machine(recipe(tmp_path / "tiny", data)).device == choose_device()[0].type
 
 
 def test_unknown_tokens_in_a_prompt_are_a_warning(model, data):

@@ -49,6 +49,7 @@ def free_run_name(model: str) -> str:
 def probe_machine(recipe: Recipe) -> Machine:
     """Build the pieces of a recipe, fit its adapter to the model, and look for its device, which loads torch."""
     from outdo.models.chat_options import set_chat_options
+    from outdo.models.device import choose_device
     from outdo.models.inspect_folder import inspect_folder
     from outdo.models.loading import adapter_size, load_tokenizer
     from outdo.run.build.engines import device_mistakes
@@ -58,7 +59,7 @@ def probe_machine(recipe: Recipe) -> Machine:
     from outdo.utils.machine import free_main_memory
 
     errors, notes = piece_mistakes(recipe), list[str]()
-    size = memory = None
+    size = memory = device = None
     if recipe.environment is not None and not errors:
         facts = inspect_folder(recipe.model)
         tokenizer = load_tokenizer(facts)
@@ -70,12 +71,13 @@ def probe_machine(recipe: Recipe) -> Machine:
         except ModelError as error:
             errors += [f"train.adapter: {line}" for line in str(error).splitlines()]
     try:
+        device = choose_device(recipe.device)[0].type
         memory = device_memory(recipe.device)
         errors += device_mistakes(recipe.engine, recipe.device, replicas=recipe.cluster.world_size)
     except UserError as error:
         errors += error.problems
     prediction = None if errors else _prediction(recipe)
-    found = Machine(errors, memory, size, notes, free=free_main_memory())
+    found = Machine(errors, memory, device, size, notes, free=free_main_memory())
     if prediction is None:
         return found
     notes = [*notes, *prediction.notes]

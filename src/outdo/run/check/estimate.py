@@ -21,6 +21,7 @@ class Machine(NamedTuple):
 
     errors: Sequence[str]  # faults that show only when the pieces of the recipe are built
     memory: int | None = None  # bytes of the device in all
+    device: str | None = None  # the type of the device, also where the recipe leaves it to outdo
     adapter: int | None = None  # weights of the recipe's adapter
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -68,6 +69,7 @@ def estimate(recipe: Recipe, facts: ModelFacts | None, sample: Sample, machine: 
 
     Prompts have the lengths of those that it trains on, or of the longest allowed where none are known.
     """
+    recipe = recipe.model_copy(update={"device": machine.device}) if machine.device else recipe
     lengths = lengths_of(recipe, sample, shared=recipe.attention.name != "padded" and not machine.padded)
     lengths = replace(lengths, evaluated=held_out * max(recipe.eval.greedy, recipe.eval.samples))
     rewards = reward_sizes(recipe)
