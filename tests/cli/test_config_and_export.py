@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 import torch
+from command_cases import SMALL
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -91,6 +92,25 @@ def test_the_card_tells_before_and_after_and_the_whole_recipe_and_no_path_of_thi
     assert tomllib.loads(recipe)["train"] == tomllib.loads(dump(saved))["train"]
     assert str(run.parent) in (run / "recipe.toml").read_text(encoding="utf-8")
     assert not re.findall(r"""["'`(= ]/\w""", card)
+
+
+@pytest.mark.parametrize("option", ["--merge", "--dtype=bfloat16"])
+def test_a_folder_with_another_form_of_the_model_is_not_uploaded(
+    outdo, run, model, sums, tmp_path, monkeypatch, option
+):
+    uploaded = []
+    monkeypatch.setattr("outdo.cli.export.load_extra", lambda *_: lambda folder, *_, **how: uploaded.append(folder))
+    if option == "--merge":
+        run = tmp_path / "run"
+        settings = (f"model={model}", f"data.path={sums}", *SMALL, "train.adapter=lora", f"run={run}", "steps=1")
+        assert outdo("train", *settings).status == 0
+    folder = tmp_path / "exported"
+    assert outdo("export", run, folder).status == 0
+    other = outdo("export", run, folder, option, "--push", "me/model")
+    assert (other.status, "exists and is not empty; choose a new folder" in other.error) == (2, True)
+    assert not uploaded
+    assert outdo("export", run, folder, "--push", "me/model").status == 0
+    assert uploaded == [folder]
 
 
 def test_export_writes_over_nothing_and_takes_only_runs(outdo, run, exported, model, tmp_path):

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from outdo.cli.output import print_line
 from outdo.config.names import UPLOADS
+from outdo.models.inspect_folder import inspect_folder
 from outdo.run.export.export import SEQUENCES, export, export_merged
 from outdo.run.export.find_model import ModelRef, find_model
 from outdo.run.export.model_card import card
@@ -35,20 +36,22 @@ def command(
     """
     upload = load_extra(UPLOADS["hub"], "--push") if push is not None else None
     console, source = Console(), find_model(run, best=best)
-    if upload is None or not _is_written(source, folder, licence):
+    if upload is None or not _is_written(source, folder, dtype=dtype, merge=merge, licence=licence):
         _write(source, folder, console, dtype=dtype, merge=merge, licence=licence)
     if upload is not None:
         address = upload(folder, push, private=not public, message=f"Model of {source.name}")
         print_line(console, f"uploaded to {address}")
 
 
-def _is_written(source: ModelRef, folder: Path, licence: str | None) -> bool:
-    """Return whether a folder has the card of this model: a folder gets its name when it is complete."""
+def _is_written(source: ModelRef, folder: Path, *, dtype: str, merge: bool, licence: str | None) -> bool:
+    """Return whether a folder has this model and its card: a folder gets its name when it is complete."""
     path = folder / "README.md"
     if source.recipe is None or not path.is_file():
         return False
-    text = path.read_text(encoding="utf-8")
-    return text in (card(source, is_adapter=adapter, licence=licence) for adapter in (False, True))
+    is_adapter = inspect_folder(source.model).adapter is not None and not merge
+    if path.read_text(encoding="utf-8") != card(source, is_adapter=is_adapter, licence=licence):
+        return False
+    return dtype == "source" or inspect_folder(folder).dtype == dtype
 
 
 def _write(source: ModelRef, folder: Path, console: Console, *, dtype: str, merge: bool, licence: str | None) -> None:
