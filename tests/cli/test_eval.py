@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from command_cases import chain_model
+from command_cases import SMALL, chain_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,6 +146,15 @@ def test_a_run_is_evaluated_on_its_held_out_questions_with_its_own_reward(outdo,
     assert told["n"] == 3  # eval.rows of the run's recipe
     assert told["pass@1"] == summary["accuracy_after"]
     assert told["ci95"] == [summary["after"]["greedy_low"], summary["after"]["greedy_high"]]
+
+
+def test_a_run_is_evaluated_without_the_held_out_questions_that_it_leaves_out(outdo, model, sums, tmp_path):
+    held_out, run = tmp_path / "held_out.jsonl", tmp_path / "run"
+    rows = [{"question": "1+1=", "answer": "2"}, {"question": "1+" * 2000 + "1=", "answer": "2001"}]
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = (f"model={model}", f"data.path={sums}", f"data.eval_path={held_out}", *SMALL, f"run={run}", "steps=1")
+    assert "left out: 1 of 2 held-out questions" in outdo("train", *settings).out
+    assert json.loads(outdo("eval", run, "--json").out)["n"] == 1
 
 
 DENSE = """

@@ -26,6 +26,7 @@ from outdo.cli.arguments import (
     not_writable,
 )
 from outdo.cli.output import print_line
+from outdo.cli.recipe import without_overlong
 from outdo.config.environments import row_environments
 from outdo.config.file import fault_of_toml, read_value
 from outdo.config.paths import named_code
@@ -314,8 +315,10 @@ def _questions(arguments: EvalArguments, source: ModelRef, matchers: Matchers) -
         return {data: questions_from(data, **options) for data in arguments.data}
     if source.recipe is None or source.run is None:
         raise UserError(["eval: --data FILE is needed: a model folder has no held-out questions"])
+    recipe = source.recipe.model_copy(update={"model": source.model})
     held_out = held_out_questions(source.recipe, source.run)
-    questions = {name or "held out": asked[: arguments.limit] for name, asked in held_out.items()}
+    short = {name or "held out": without_overlong(recipe, asked) for name, asked in held_out.items()}
+    questions = {name: asked[: arguments.limit] for name, asked in short.items() if asked}
     if not questions:
         raise UserError(["eval: the run has no held-out questions; give some with --data FILE"])
     return questions

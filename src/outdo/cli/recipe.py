@@ -1,6 +1,7 @@
 """The recipe that the arguments of `outdo check` and `outdo train` make up, and what is checked of it."""
 
 import itertools
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +9,10 @@ from outdo.cli.arguments import recipe_and_overrides
 from outdo.config.file import RecipeError, load
 from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
+from outdo.models.inspect_folder import inspect_folder
 from outdo.run.check.estimate import Machine
 from outdo.run.check.preflight import Render, Rendered, faults
+from outdo.run.check.prompt_warnings import longest_prompt
 from outdo.run.folder.begin import why_taken
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.run_names import run_folder
@@ -50,7 +53,6 @@ def probe_machine(recipe: Recipe) -> Machine:
     """Build the pieces of a recipe, fit its adapter to the model, and look for its device, which loads torch."""
     from outdo.models.chat_options import set_chat_options
     from outdo.models.device import choose_device
-    from outdo.models.inspect_folder import inspect_folder
     from outdo.models.loading import adapter_size, load_tokenizer
     from outdo.run.build.engines import device_mistakes
     from outdo.run.build.environment import examine_environment
@@ -86,7 +88,6 @@ def probe_machine(recipe: Recipe) -> Machine:
 
 def _prediction(recipe: Recipe) -> "Prediction | None":
     """Predict how the model will be computed; None if it is not on this machine yet."""
-    from outdo.models.inspect_folder import inspect_folder
     from outdo.models.loading import load_tokenizer
     from outdo.run.check.fallbacks import predict
 
@@ -130,3 +131,9 @@ def prompt_renderer(recipe: Recipe) -> Render:
         )
 
     return render
+
+
+def without_overlong(recipe: Recipe, questions: Sequence[Question]) -> list[Question]:
+    """Return the questions without those that a run leaves out because their prompts are too long."""
+    render, longest = prompt_renderer(recipe), longest_prompt(recipe, inspect_folder(recipe.model))
+    return [question for question in questions if render(question).tokens <= longest]
