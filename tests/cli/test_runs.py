@@ -1,6 +1,8 @@
 """`outdo runs`, `outdo compare` and `outdo train --dry-run`."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from command_cases import SMALL
@@ -28,6 +30,24 @@ def test_runs_are_listed_with_state_step_outcome_size_and_age(outdo, run, tmp_pa
     assert "no such folder" in outdo("runs", tmp_path / "none").error
     (tmp_path / "empty").mkdir()
     assert "no run is in" in outdo("runs", tmp_path / "empty").out
+
+
+def test_a_run_that_removes_a_checkpoint_meanwhile_is_listed(outdo, tmp_path, monkeypatch):
+    removed = tmp_path / "run/checkpoints/.tmp-step_000001-1-pruned"
+    removed.mkdir(parents=True)
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 4, "reward": 0.25}\n')
+    scan = os.scandir
+
+    def vanishing(folder):
+        if Path(folder) == removed and removed.exists():
+            removed.rmdir()
+        return scan(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", vanishing)
+        (row,) = json.loads(outdo("runs", tmp_path, "--json").out)
+    assert row["bytes"] == (tmp_path / "run/metrics.jsonl").stat().st_size
+    assert not removed.exists()
 
 
 def test_two_runs_are_compared_by_what_differs(outdo, tmp_path):

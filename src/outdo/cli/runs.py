@@ -1,8 +1,11 @@
 """`outdo runs`: a table of the runs in a folder."""
 
 import json
+import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,9 +87,18 @@ def _row(run: Path, folder: Path) -> RunRow:
         steps=state.steps,
         outcome=outcome,
         value=value,
-        bytes=sum(path.stat().st_size for path in run.rglob("*") if path.is_file() and not path.is_symlink()),
+        bytes=sum(_sizes(run)),
         seconds=max(0.0, time.time() - written),
     )
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """Yield the bytes of each file in a folder, without links. A run that is running removes some meanwhile."""
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                status = os.lstat(os.path.join(inside, name))
+                yield status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _outcome(newest_first: list[dict[str, Any]]) -> tuple[str, float | None]:
