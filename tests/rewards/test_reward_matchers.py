@@ -231,6 +231,22 @@ def test_a_reference_that_math_verify_cannot_read_is_compared_as_text(reference:
     assert not math(r"\boxed{A \cap B}", reference)
 
 
+@pytest.mark.parametrize(
+    ("reference", "equal", "other"),
+    [
+        ("18 to 20", r"\boxed{18 to 20}", r"\boxed{20\text{ to }18}"),
+        ("10:30 AM", "The answer is **10:30 am**.", "<answer>10:30 PM</answer>"),
+        (r"3\text{ hours }20\text{ minutes}", "#### 3 hours 20 minutes", r"\boxed{3}"),
+        (r"5 \text{ remainder } 3", r"\boxed{5 \text{ remainder } 3}", r"\boxed{3 \text{ remainder } 5}"),
+        ("3", r"\boxed{3 \text{ h}}", r"\boxed{3\text{ hours }20\text{ minutes}}"),
+        ("1,2", r"\boxed{1\text{ or }2}", r"\boxed{1\text{ to }2}"),
+    ],
+)
+def test_numbers_with_words_between_them_equal_only_the_same_words(reference: str, equal: str, other: str):
+    assert math(equal, reference)
+    assert not math(other, reference)
+
+
 @pytest.mark.parametrize("monster", ["$9^{9^{9^9}}$", "$" + "{" * 3000 + "$"], ids=["tower", "nested"])
 def test_endless_mathematics_is_stopped_and_the_next_answer_is_scored(monster: str):
     reward = load_reward("math", timeout=3.0)

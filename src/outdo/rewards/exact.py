@@ -16,15 +16,15 @@ def exact(completion: str, answer: Any) -> bool:
         ValueError: there is no reference.
     """
     reference = reference_text(answer)
-    return reference in _final_texts(completion)
+    return reference in final_texts(completion)
 
 
 def final_text(completion: str) -> str | None:
     """Return the text that is the final answer of a completion; `None` if it has none."""
-    return next(iter(_final_texts(completion)), None)
+    return next(iter(final_texts(completion)), None)
 
 
-def _final_texts(completion: str) -> list[str]:
+def final_texts(completion: str) -> list[str]:
     """Return the texts that may be the final answer, the shortest first. Only the last of several statements counts."""
     final = final_answer(completion)
     if final is None:

@@ -30,6 +30,8 @@ _COMMANDS = {
     **{"∅": "\\emptyset ", "θ": "\\theta "},
 }
 _FUNCTION_NAME = re.compile(r"(?<![\\a-zA-Z{])(pi|sin|cos|tan|cot|sec|csc|log|ln|exp)(?![a-zA-Z])")
+_BETWEEN_NUMBERS = re.compile(r"\d[\s$]*\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}[\s$\\]*(?=\d)")
+_OTHER_WORD = re.compile(r"\b(?!(?:and|or)\b)[^\W\d_]")
 _TOWER = re.compile(r"(?<=\^)(\w+)\^(\w+|\{[^{}]*\})")
 _LONGEST_PHRASE = 4  # words
 
@@ -84,6 +86,19 @@ def phrase(text: str) -> str | None:
     is_phrase = re.fullmatch(r"[^\W\d_]{2,}(?:[ '-]+[^\W\d_]+)*", words) and len(words.split()) <= _LONGEST_PHRASE
     letter = re.fullmatch(r"[A-Z]", words) and ("\\text" in text or f"({words})" in text)
     return words.casefold() if is_phrase or letter else None
+
+
+def has_words_between(expression: str) -> bool:
+    r"""Return whether words other than `and`, `or` stand between two numbers: `3\text{ hours }20\text{ minutes}`.
+
+    math-verify multiplies these numbers, or leaves out the second one.
+    """
+    return any(_OTHER_WORD.search(between) for between in _BETWEEN_NUMBERS.findall(expression))
+
+
+def in_words(text: str) -> str:
+    r"""Return a text of words and numbers in one form: `10:30 AM`, `18 to 20` or `3\text{ hours }20\text{ minutes}`."""
+    return re.sub(r"[\s$]", "", without_latex(unwrapped(text)).casefold())
 
 
 def is_sentence(text: str) -> bool:

@@ -15,11 +15,15 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from outdo.rewards.exact import final_texts
 from outdo.rewards.expressions import (
     LONGEST_EXPRESSION,
     as_latex,
     check_expression,
+    expression_in,
     final_expression,
+    has_words_between,
+    in_words,
     phrase,
     squeezed,
 )
@@ -43,7 +47,8 @@ def math(completion: str, answer: Any) -> bool:
     r"""Return True if the final expression of the completion equals the reference: `\frac{1}{2}`, `0.5` and `1/2` do.
 
     `outdo.rewards.final_answer` finds both, so the reference may be a worked solution that ends in `#### answer`.
-    Only the same text equals a reference that math-verify cannot read (`0.\overline{3}`).
+    Only the same text equals a reference that math-verify cannot read (`0.\overline{3}`), and one with words between
+    its numbers (`18 to 20`).
 
     Raises:
         ValueError: the reference is empty or is not mathematics.
@@ -52,8 +57,10 @@ def math(completion: str, answer: Any) -> bool:
     number = final_number(completion)
     if number is not None and reference.number is not None:
         return _equal_numbers(number, reference.number) or _equal_share(completion, number, reference)
+    if reference.words is not None and any(in_words(text) == reference.words for text in final_texts(completion)):
+        return True
     expression = final_expression(completion)
-    if expression is None or len(expression) > LONGEST_EXPRESSION:
+    if expression is None or len(expression) > LONGEST_EXPRESSION or has_words_between(expression):
         return False
     if squeezed(expression) == squeezed(reference.text):
         return True
@@ -66,16 +73,19 @@ def math(completion: str, answer: Any) -> bool:
 class _Reference:
     text: str
     number: Fraction | None
-    phrase: str | None  # of a reference in words
+    phrase: str | None  # of a reference in words alone
+    words: str | None  # of one in words and numbers
     parsed: tuple[Any, ...]
 
 
 @lru_cache(maxsize=1024)
 def _reference(expression: str) -> _Reference:
     """Return the parsed reference; the cache parses it once per group."""
-    words = phrase(expression)
-    parsed = [] if words is not None or len(expression) > LONGEST_EXPRESSION else _parse(expression)
-    return _Reference(expression, plain_number(expression), words, tuple(parsed))
+    number, in_text, between = plain_number(expression), phrase(expression), has_words_between(expression)
+    mixed = between or (number is None and expression_in(expression) is None)
+    unread = between or in_text is not None or len(expression) > LONGEST_EXPRESSION
+    parsed = () if unread else tuple(_parse(expression))
+    return _Reference(expression, number, in_text, in_words(expression) if mixed else None, parsed)
 
 
 def _equal_numbers(number: Fraction, reference: Fraction) -> bool:
