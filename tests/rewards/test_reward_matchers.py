@@ -113,6 +113,8 @@ def test_exact_compares_the_final_text_character_by_character(completion: str, a
         ("18/pi", "18", False),
         (r"\boxed{(1,234)}", "1234", False),  # a point, or an interval
         ("#### 1.234,50", "5", False),
+        ("#### 3 x 10^8", "300000000", True),
+        (r"\boxed{1.5 x 10^{-3}}", "0.0015", True),
     ],
 )
 def test_last_number_compares_the_final_number(completion: str, answer: object, right: bool):
