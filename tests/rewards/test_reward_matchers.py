@@ -113,6 +113,12 @@ def test_exact_compares_the_final_text_character_by_character(completion: str, a
         ("18/pi", "18", False),
         (r"\boxed{(1,234)}", "1234", False),  # a point, or an interval
         ("#### 1.234,50", "5", False),
+        ("The answer is 3 hours 20 minutes.", "3", False),
+        ("It takes 3 hours and 20 minutes.", "20", False),
+        ("In 3 days 18 feet of snow fell.", "18", True),
+        ("The answer is 2 and a half hours.", "2", False),
+        (r"\boxed{5i}", "5", False),
+        ("It is 18 i think.", "18", True),
         ("#### 3 x 10^8", "300000000", True),
         (r"\boxed{1.5 x 10^{-3}}", "0.0015", True),
     ],

@@ -2,7 +2,8 @@ r"""The reward `last_number`: whether the final answer of a completion is the nu
 
 `outdo.rewards.written_numbers` lists how a number may be written. Currency signs, percent signs, units, Markdown and
 quotes around it are ignored. These are no answer: one of several numbers (`18 or 20`, `18-20`), a number that is denied
-(`not 18`) or only bounded (`more than 18`), arithmetic that was not carried out (`5-3`), a part of a formula (`2k+2`).
+(`not 18`) or only bounded (`more than 18`), arithmetic that was not carried out (`5-3`), a part of a formula (`2k+2`),
+and a part of a quantity (`3 hours and 20 minutes`, `2 and a half`).
 """
 
 import re
@@ -39,12 +40,27 @@ _CONTINUED = re.compile(
     r"""\s*[(\[]*\s*(?:[+*^](?!\s*\Z)|/(?!\s*\Z|(?!sqrt|pi\b)[A-Za-z]{2})      # but 18/hour
     |-\s*[\d(]|-[A-Za-z]|-\s+(?:[A-Za-z](?![A-Za-z])|sqrt)|                 # but 18 - that is all
     \.?\\[a-zA-Z]|√|π|[xyzn](?![\w'])|_|!(?=\w))
+    |\s*and\s+(?:an?|one)\s+(?:half|third|quarter)\b|[ei](?=\W*\Z)        # 2 and a half; 5i
     |,\s*-?\.?\d|[A-Za-z]\d|[a-zA-Z](?=[+*/^])|[)\]}]+\s*(?:\^|\*\*)|\|""",
     re.VERBOSE,
 )
 _ALTERNATIVE = re.compile(
     r"(?:^|\s)(?:or|and/or)\W*\Z|^\s*(?:and|to|through|&|;|\.\.+|-+)\s*-?\s*\Z|^\s*,\s*-?\s*\Z", re.IGNORECASE
 )
+_IN_PARTS = re.compile(
+    "|".join(
+        rf"[\s-]*{unit}\.?\s*(?:and\s+)?(?!0+\b)\d[\d.]*[\s-]*{unit}\b"
+        for unit in (
+            "(?:years?|months?|weeks?|days?|hours?|hrs?|h|minutes?|mins?|seconds?|secs?)",
+            "(?:yards?|feet|foot|ft|inch(?:es)?|in)",
+            "(?:dollars?|euros?|pounds?|cents?|pence)",
+            "(?:pounds?|lbs?|ounces?|oz)",
+        )
+    ),
+    re.IGNORECASE,
+)
+"""Matches what follows the first number of 3 hours and 20 minutes."""
+
 _SIGN = re.compile(r"[-+]\s*[(\[{]*\s*\Z|\b(?:minus|negative)\s*\Z", re.IGNORECASE)
 _OPERAND = re.compile(r"[\d)\]}%]\s*(?:[A-Za-z]{1,2}\s*)?\Z|\w\Z|(?<![A-Za-z'])[A-Za-z]\s*\Z")
 _QUALIFIED = re.compile(r"[^.;]{0,20}?(?:\b(?:or|and|to|of)\b|-|,)\s*\W*\Z")
@@ -171,6 +187,7 @@ def _value_in_context(numbers: Sequence[WrittenNumber], index: int, plain: str) 
         any(pattern.search(before) for pattern in (DENIED, _BOUNDED, _OPERATOR, _IN_FORMULA))
         or _CONTINUED.match(plain[number.end : number.end + CONTEXT])
         or any(len(gap) <= CONTEXT and _ALTERNATIVE.search(gap) for gap in gaps)
+        or any(_IN_PARTS.match(plain, first.end) for first in around[:-1])
     )
     value = None if no_answer else number.value
     return None if value is None else _signed(value, before)
