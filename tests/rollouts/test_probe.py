@@ -15,7 +15,7 @@ from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
-CAPTURED, CONTINUOUS, GENERATE, ONE_LENGTH, NO_CACHE = (way.name for way in WAYS)
+CAPTURED, CONTINUOUS, GENERATE, WHOLE_CACHE, ONE_LENGTH, NO_CACHE = (way.name for way in WAYS)
 BART = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "d_model": 32, "init_std": 0.2}
 HRM = {"head_dim": 8, "num_layers_per_stack": 1}
 RWKV = {"attention_hidden_size": 32, "context_length": 512}
@@ -52,6 +52,7 @@ def policy_of(model: PreTrainedModel) -> Policy:
         ("deepseek_v3", MLA, CONTINUOUS),  # its values have another size than its keys
         ("roc_bert", {"is_decoder": True}, CONTINUOUS),  # changes what a linear layer returns in place
         ("gemma3n_text", GEMMA3N, GENERATE),  # so does this one
+        ("llama", {"sliding_window": 8}, WHOLE_CACHE),  # reads what the cache of transformers would drop
         ("bart", BART, ONE_LENGTH),  # counts positions from the padding
         ("rwkv", RWKV, NO_CACHE),  # reads the padding, and its state is not kept
     ],

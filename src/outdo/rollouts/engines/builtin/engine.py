@@ -188,7 +188,7 @@ def sample(
             )
             batch.run(sequences)
         else:
-            settings = {"mix_lengths": way.mix_lengths, "use_cache": way.use_cache}
+            settings = {name: getattr(way, name) for name in ("mix_lengths", "use_cache", "whole_cache")}
             generate_with_hf(policy, sequences, sampling, rule, batch_size=rows, **settings)
 
 

@@ -5,7 +5,7 @@ Here the tokens of a request may depend on the rest of the batch, by rounding.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -55,11 +55,13 @@ def generate_with_hf(
     batch_size: int,
     mix_lengths: bool = True,
     use_cache: bool = True,
+    whole_cache: bool = False,
 ) -> None:
     """Sample every sequence to its end, at most `batch_size` at a time, prompts of similar length together.
 
     Without `mix_lengths`, all prompts of a batch have the same length, and none is padded. Without `use_cache`, each
-    token takes a forward pass of its whole sequence.
+    token takes a forward pass of its whole sequence. With `whole_cache` the cache drops nothing, whatever windows the
+    configuration of the model names.
     """
     for batch in _batches(sequences, batch_size, policy.context, mix_lengths=mix_lengths):
         width = max(len(row.request.token_ids) for row in batch)
@@ -73,7 +75,8 @@ def generate_with_hf(
             eos_token_id=None,
             pad_token_id=0,
         )
-        with policy.forward.precision(), _without_own_settings(policy.model):
+        windows = windows_set_to(None, policy.model) if whole_cache else nullcontext()
+        with policy.forward.precision(), _without_own_settings(policy.model), windows:
             policy.model.generate(  # type: ignore[operator]
                 torch.tensor(token_ids, device=policy.forward.device),
                 attention_mask=torch.tensor(mask, device=policy.forward.device),
@@ -81,6 +84,23 @@ def generate_with_hf(
                 logits_processor=LogitsProcessorList([_ForceChosenTokens(batch, sampling, rule)]),
                 stopping_criteria=StoppingCriteriaList([_StopWhenAllFinished(batch)]),
             )
+
+
+@contextmanager
+def windows_set_to(width: int | None, model: PreTrainedModel) -> Iterator[list[str]]:
+    """Give the windows in the configuration of a model another width during a `with` block; return their names.
+
+    transformers reads it when it makes masks and caches.
+    """
+    config = model.config.get_text_config()
+    own = {name: value for name in ("sliding_window", "attention_chunk_size") if (value := getattr(config, name, None))}
+    for name in own:
+        setattr(config, name, width)
+    try:
+        yield list(own)
+    finally:
+        for name, value in own.items():
+            setattr(config, name, value)
 
 
 @contextmanager

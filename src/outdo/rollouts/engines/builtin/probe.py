@@ -16,6 +16,7 @@ from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES
+from outdo.rollouts.engines.builtin.hf_generate import windows_set_to
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Request
@@ -29,6 +30,9 @@ found, the least wrong one differed by 1.3e-3, in a model with random weights of
 TOKENS = 6
 """Tokens of an answer in the comparison."""
 
+WINDOW = 4
+"""Tokens of the windows in a second comparison: an answer of `TOKENS` is longer."""
+
 
 class SamplingWay(NamedTuple):
     """A way to sample."""
@@ -38,12 +42,14 @@ class SamplingWay(NamedTuple):
     captured: bool = False  # its steps as graphs of the device: see `device_steps`
     mix_lengths: bool = True  # prompts of different lengths are padded on the left
     use_cache: bool = True
+    whole_cache: bool = False  # its cache keeps also what is outside of the windows of the model
 
 
 WAYS = (
     SamplingWay("continuous batching with captured steps", continuous=True, captured=True),
     SamplingWay("continuous batching", continuous=True),
     SamplingWay("model.generate"),
+    SamplingWay("model.generate with a cache of all tokens", whole_cache=True),
     SamplingWay("model.generate with prompts of one length at a time", mix_lengths=False),
     SamplingWay("model.generate without a cache", mix_lengths=False, use_cache=False),
 )
@@ -79,7 +85,7 @@ def choose_way(policy: PolicyView, sample: Sample) -> SamplingChoice:
         if way.continuous and (forward.way != "shared" or (way.captured and forward.device.type not in CAPTURES)):
             continue
         with forward.gathered():
-            fault = _fault(view, way, sample)
+            fault = _fault(view, way, sample) or _fault_beyond_windows(view, way, sample)
         if not fault:
             return SamplingChoice(way, tuple(faults))
         faults.append(f"{way.name}: {fault}")
@@ -110,6 +116,18 @@ def _fault(view: PolicySnapshot, way: SamplingWay, sample: Sample) -> str:
     actual = torch.tensor([logprob for sequence in sequences for logprob in sequence.logprobs])
     gap = float((actual - expected).abs().max())
     return "" if gap < view.forward.tolerance(TOLERANCE) else f"its log-probabilities differ by {gap:.2g} nats"
+
+
+def _fault_beyond_windows(view: PolicySnapshot, way: SamplingWay, sample: Sample) -> str:
+    """Return what is wrong with a way of `model.generate` beyond the windows that a model's configuration names.
+
+    The cache of transformers drops what is outside of them, also for a model that reads it (Llama).
+    """
+    if way.continuous:
+        return ""
+    with windows_set_to(WINDOW, view.model) as named:
+        fault = _fault(view, way, sample) if named else ""
+    return fault and f"beyond its {named[0]}, {fault}"
 
 
 def _requests(view: PolicySnapshot) -> list[Request]:
