@@ -57,7 +57,7 @@ def math(completion: str, answer: Any) -> bool:
     number = final_number(completion)
     if number is not None and reference.number is not None:
         return _equal_numbers(number, reference.number) or _equal_share(completion, number, reference)
-    if reference.words in map(in_words, final_texts(completion)):
+    if reference.words in [in_words(text) for text in final_texts(completion)]:
         return True
     expression = final_expression(completion)
     if expression is None or len(expression) > LONGEST_EXPRESSION or has_words_between(expression):
