@@ -12,15 +12,20 @@ def passes(runs: Sequence[Result]) -> str:
     for method in ("grpo", "target"):
         once = of(runs, "instructions", method)[:1]
         for name, made in {"1": once, **{name: of(runs, "passes", f"{method}-{name}") for name in PASSES}}.items():
-            for run in made:
-                at = next(each for each in run["evaluations"] if each["step"] == PASSES_STEPS)
-                shown = (mean_of(run["curve"], name, PASSES_STEPS) for name in ("updates", "attained", "overshoot"))
-                cells = [f"{value:.2f}" for value in shown]
-                cells += [f"{mean_of(run['curve'], 'kl', PASSES_STEPS):.4f}", f"{at['start_logprob']:.2f}"]
-                cells.append(f"{at['rows/greedy_reward']:.3f}")
-                lines.append(f"| `{method}` | {name} | {' | '.join(cells)} |")
+            lines += [f"| `{method}` | {name} | {_one_of_passes(run)} |" for run in made]
     header = "| method | updates asked | made | attained | overshoot | KL of a step | under the start | reward, rows |"
-    return rows(header, lines)
+    return rows(f"{header} CPU seconds |", lines)
+
+
+def _one_of_passes(run: Result) -> str:
+    """Return the cells of a run; the processor seconds only where it has no more steps than the others."""
+    at = next(each for each in run["evaluations"] if each["step"] == PASSES_STEPS)
+    cells = [f"{mean_of(run['curve'], name, PASSES_STEPS):.2f}" for name in ("updates", "attained", "overshoot")]
+    cells += [f"{mean_of(run['curve'], 'kl', PASSES_STEPS):.4f}", f"{at['start_logprob']:.2f}"]
+    low, high = at["rows/greedy_reward_low"], at["rows/greedy_reward_high"]
+    cells.append(f"{at['rows/greedy_reward']:.3f} ({low:.3f} to {high:.3f})")
+    cells.append(f"{run['cpu_seconds']:,}" if len(run["curve"]["reward"]) == PASSES_STEPS else "")
+    return " | ".join(cells)
 
 
 def distance(runs: Sequence[Result]) -> str:
