@@ -121,9 +121,10 @@ def _fault(view: PolicySnapshot, way: SamplingWay, sample: Sample) -> str:
 def _fault_beyond_windows(view: PolicySnapshot, way: SamplingWay, sample: Sample) -> str:
     """Return what is wrong with a way of `model.generate` beyond the windows that a model's configuration names.
 
-    The cache of transformers drops what is outside of them, also for a model that reads it (Llama).
+    The cache of transformers drops what is outside of them, also for a model that reads it (Llama). In the shared way
+    each layer has a window of its own, whatever the configuration says.
     """
-    if way.continuous:
+    if way.continuous or view.forward.way == "shared":
         return ""
     with windows_set_to(WINDOW, view.model) as named:
         fault = _fault(view, way, sample) if named else ""
