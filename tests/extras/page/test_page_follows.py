@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,9 +87,12 @@ def test_a_resume_is_noticed_even_if_the_run_is_already_farther(browser: Browser
     run = begun(tmp_path / "run", steps=4)
     with followed(browser, run) as page:
         before = by_test_id(page, "rollout").first.inner_text()
-        back_to(run, 2)
+        resumed = shutil.copytree(run, tmp_path / "resumed")
+        back_to(resumed, 2)
         for step in (3, 4, 5):
-            add_step(run, step, steps=STEPS, seed=7)
+            add_step(resumed, step, steps=STEPS, seed=7)
+        run.rename(tmp_path / "before")
+        resumed.rename(run)  # at once: the page sees no state between them
         expect(page.get_by_text("step 4 of 5")).to_be_visible(timeout=PATIENCE)
         slider = by_test_id(page, "step-slider").get_by_role("slider")
         expect(slider).to_have_attribute("aria-valuetext", "step 4", timeout=PATIENCE)
