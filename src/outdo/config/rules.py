@@ -171,7 +171,7 @@ def _divided_optimiser(recipe: Recipe) -> Iterator[str]:
     divided = recipe.cluster.shard and recipe.cluster.world_size > 1 and recipe.train.adapter is None
     if divided and name in ON_WHOLE_WEIGHTS:
         can = ", ".join(each for each in ALGORITHMS if each not in ON_WHOLE_WEIGHTS)
-        yield f'optim.algorithm = "{name}": does not work on a divided model (cluster.shard = true), as {can} do'
+        yield f'optim.algorithm = "{name}": does not work on a divided model (cluster.shard = true); {can} do'
 
 
 def _trackers(recipe: Recipe) -> Iterator[str]:
