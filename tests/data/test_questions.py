@@ -143,6 +143,18 @@ def test_columns_are_detected_and_noted(jsonl, row, line):
     assert f"data.path: 1 question; columns: {line}" in of(path).notes
 
 
+def test_a_reference_of_verl_beside_another_one_is_noted(jsonl):
+    rows = [{"prompt": f"{n}", "answer": f"so {n}", "reward_model": {"ground_truth": f"{n}"}} for n in range(3)]
+    path = jsonl(rows)
+    (note,) = [each for each in of(path).notes if "reward_model" in each]
+    assert "in 3 rows reward_model.ground_truth differs from answer: reward functions of verl's form get" in note
+    streamed = of(path, f"data.path=[{{path='{path}', streaming=true}}]")
+    assert [each for each in streamed.notes if "in 3 rows reward_model.ground_truth differs" in each]
+    assert not [each for each in of(path, "data.answer=reward_model.ground_truth").notes if "differs" in each]
+    same = jsonl([row | {"answer": row["reward_model"]["ground_truth"]} for row in rows], "same.jsonl")
+    assert not [each for each in of(same).notes if "differs" in each]
+
+
 def test_the_error_for_a_missing_column_offers_the_nearest_name(jsonl):
     assert mistakes(jsonl(ROWS), prompt="questoin", answer="anwser") == [
         'no column "questoin" (named by data.prompt); did you mean question? (columns: question, answer)',

@@ -83,6 +83,33 @@ def test_a_verl_function_gets_its_four_arguments_and_may_return_a_dict(sample: S
     assert values(compute_score, [sample("a", data_source="gsm8k", extra_info={"index": 3})]) == [1.0]
 
 
+def test_a_verl_function_of_a_batch_gets_lists_of_the_same_arguments(sample: Sample):
+    def compute_score(data_sources, solution_strs, ground_truths, extra_infos, scale=1):
+        assert (data_sources, extra_infos) == (["gsm8k", ""], [{"index": 3}, {}])
+        pairs = zip(solution_strs, ground_truths, strict=True)
+        return [{"score": scale * (answer == wanted)} for answer, wanted in pairs]
+
+    inputs = [sample("a", "a", data_source="gsm8k", extra_info={"index": 3}), sample("b", "1")]
+    assert values(compute_score, inputs) == [1.0, 0.0]
+    assert [each.value for each in load_reward({"name": compute_score, "scale": 3})(inputs)] == [3.0, 0.0]
+    with pytest.raises(UserError, match="ground_truths: outdo sets it itself"):
+        load_reward({"name": compute_score, "ground_truths": ["1"]})
+
+
+def test_the_reference_of_a_verl_function_is_that_of_the_row_whatever_column_is_the_answer(sample: Sample):
+    def one(solution_str, ground_truth):
+        return solution_str == ground_truth
+
+    def batch(solution_strs, ground_truths):
+        return [answer == wanted for answer, wanted in zip(solution_strs, ground_truths, strict=True)]
+
+    row = {"reward_model": {"style": "rule", "ground_truth": "506"}}
+    others: list[dict[str, Any]] = [{}, {"reward_model": None}, {"reward_model": {"style": "model"}}]
+    for function in (one, batch):
+        assert values(function, [sample("506", "141 and 365 is 506 #### 506", **row)]) == [1.0]
+        assert [values(function, [sample("506", "506", **each)]) for each in others] == [[1.0]] * 3
+
+
 def test_asynchronous_calls_run_concurrently(sample: Sample):
     waiting = []
 

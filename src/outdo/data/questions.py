@@ -24,7 +24,7 @@ from outdo.utils.text import counted
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input", *CONVERSATION_COLUMNS)
 ANSWER_COLUMNS = (
     *("answer", "solution", "target", "ground_truth", "expected_answer", "label", "response", "output"),
-    "reward_model.ground_truth",  # as in verl's data
+    (VERL_REFERENCE := "reward_model.ground_truth"),  # as in verl's data
     "completion",  # as in TRL's data
 )
 """Names of columns that hold the question and the answer, in order of priority."""
@@ -314,6 +314,18 @@ def _text(name: str, value: Any) -> Text:
         return text_of(value)
     except ValueError as error:
         raise ValueError(f'column "{name}" {error}') from None
+
+
+def other_reference(rows: Rows, columns: Columns) -> Iterator[str]:
+    """Yield a note if the reference of verl's data is not that of the questions: functions of verl's form read it."""
+    named = columns.answer or columns.prompt
+    pairs = ((_value(row, VERL_REFERENCE), _value(row, named)) for row in rows.values.values())
+    differ = sum(ABSENT not in (verl, ours) and verl != ours for verl, ours in pairs)
+    if differ:
+        yield (
+            f"{rows.source}: in {counted(differ, 'row')} {VERL_REFERENCE} differs from {named}: reward functions of "
+            f"verl's form get the former, all others the latter (data.answer={VERL_REFERENCE}: the former too)"
+        )
 
 
 def missing_columns(rows: Rows) -> Iterator[str]:

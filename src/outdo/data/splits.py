@@ -22,6 +22,7 @@ from outdo.data.questions import (
     check_answer_column,
     detect_columns,
     missing_columns,
+    other_reference,
     to_questions,
 )
 from outdo.data.sequences import Joined, Lazy
@@ -140,7 +141,8 @@ def _read(
     ]
     with_tools = sum(bool(question.tools) for question in questions)
     tools = f"; {with_tools:,} with tools, which the chat template writes into the prompt" if with_tools else ""
-    return questions, rows, [f"{counted(len(questions), 'question')}; {columns}{tools}", *missing_columns(rows)]
+    first = f"{counted(len(questions), 'question')}; {columns}{tools}"
+    return questions, rows, [first, *other_reference(rows, columns), *missing_columns(rows)]
 
 
 def _stream(
@@ -150,7 +152,8 @@ def _stream(
     rows = open_rows(file.path, limit=recipe.data.limit, pinned=pinned)
     columns = _columns(recipe, head_of(rows), matchers)
     questions = stream_questions(rows, columns, matchers=matchers, prefix=file.prefix, source=file.source)
-    return questions, rows, [f"{counted(len(questions), 'question')}, streamed from disk; {columns}"]
+    first = f"{counted(len(questions), 'question')}, streamed from disk; {columns}"
+    return questions, rows, [first, *other_reference(head_of(rows), columns)]
 
 
 def _columns(recipe: Recipe, rows: Rows, matchers: Matchers) -> Columns:

@@ -16,13 +16,20 @@ class SignatureKind(StrEnum):
 
     trl = "completions"
     verl = "solution_str"
+    verl_batch = "solution_strs"
     plain = "completion"
     cs336 = "response"
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether one call gets all completions."""
+        return self in (SignatureKind.trl, SignatureKind.verl_batch)
 
 
 ARGUMENTS = {
     SignatureKind.trl: frozenset({"prompts", "completions", "completion_ids", "answer"}),
     SignatureKind.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
+    SignatureKind.verl_batch: frozenset({"data_sources", "solution_strs", "ground_truths", "extra_infos"}),
     SignatureKind.plain: frozenset({"prompt", "rendered_prompt", "completion", "completion_ids", "messages", "answer"}),
     SignatureKind.cs336: frozenset({"prompt", "response", "ground_truth", "completion_ids", "answer"}),
 }

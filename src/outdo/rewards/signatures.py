@@ -1,4 +1,4 @@
-"""Call a user's reward function by any of four signatures: those of TRL, verl and CS336, or a plain one.
+"""Call a user's reward function by any of five signatures: those of TRL, verl (two) and CS336, or a plain one.
 
 The names of a function's parameters decide which signature it has, so functions written for TRL, verl or CS336
 run unchanged.
@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from outdo.rewards.failures import output_of_error
-from outdo.rewards.options import SignatureKind, kind_of, reward_mistakes
+from outdo.rewards.options import ARGUMENTS, SignatureKind, kind_of, reward_mistakes
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value, to_output, to_outputs
 from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.event_loop import EventLoop
@@ -26,6 +26,7 @@ ACCEPTED_SIGNATURES = """\
   f(completion, answer)                        one completion; also prompt, or any column of the data by its name
   f(prompts, completions, **columns)           all completions at once, as in TRL
   f(data_source, solution_str, ground_truth, extra_info)   one completion, as in verl
+  f(data_sources, solution_strs, ground_truths, extra_infos)   all completions at once, as in verl's batch form
   f(response, ground_truth)                    one completion, as in Stanford's CS336"""
 
 TRAINER_ONLY = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
@@ -49,7 +50,7 @@ class RewardFunction:
     @property
     def scores_batches(self) -> bool:
         """True if one call scores many completions: as a batch, or as asynchronous calls that run concurrently."""
-        return self.asynchronous or self.kind is SignatureKind.trl
+        return self.asynchronous or self.kind.takes_batches
 
     @cached_property
     def loop(self) -> EventLoop:
@@ -62,8 +63,9 @@ class RewardFunction:
         Raises:
             Exception, SystemExit: whatever a function that takes all completions in one call raises.
         """
-        if self.kind is SignatureKind.trl:
-            returned = self._await_result(self.function(**self._select_arguments(_trl_arguments(inputs))))
+        if self.kind.takes_batches:
+            arguments = _trl_arguments(inputs) if self.kind is SignatureKind.trl else _verl_batch_arguments(inputs)
+            returned = self._await_result(self.function(**self._select_arguments(arguments)))
             return to_outputs(returned, len(inputs), self.name)
         if self.asynchronous:
             return self.loop.run(self._score_concurrently(inputs))
@@ -266,9 +268,21 @@ def _verl_arguments(sample: RewardInput) -> dict[str, Any]:
     return {
         "data_source": columns.get("data_source", ""),
         "solution_str": sample.completion,
-        "ground_truth": sample.answer,
+        "ground_truth": _verl_reference(sample),
         "extra_info": columns.get("extra_info") or {},
     }
+
+
+def _verl_batch_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:
+    """Return the arguments of verl's function of one completion as lists; their names end with an s there."""
+    arguments = [_verl_arguments(sample) for sample in inputs]
+    return {f"{name}s": [of_one[name] for of_one in arguments] for name in ARGUMENTS[SignatureKind.verl]}
+
+
+def _verl_reference(sample: RewardInput) -> Any:
+    """Return the reference that verl gives to a function, whatever column of the row is the answer here."""
+    row = sample.columns.get("reward_model")
+    return row["ground_truth"] if isinstance(row, Mapping) and "ground_truth" in row else sample.answer
 
 
 def _trl_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:

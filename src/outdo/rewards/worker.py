@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Any
 
 from outdo.rewards.limits import WorkerLimits
-from outdo.rewards.signatures import SignatureKind, score_all
+from outdo.rewards.options import SignatureKind
+from outdo.rewards.signatures import score_all
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.rewards.worker_output import WorkerOutput
 from outdo.rewards.worker_process import IMPORT_DEADLINE, ProcessorTimeError, WorkerProcess
@@ -71,7 +72,7 @@ class WorkerReward:
             ready = first.start()
         except OSError as error:
             raise RewardError(f"a worker process for the reward {spec} cannot be started: {error}") from error
-        takes_batches = ready["kind"] == SignatureKind.trl
+        takes_batches = SignatureKind(ready["kind"]).takes_batches
         concurrent = ready["asynchronous"] and not takes_batches
         self._in_one_call = ready["asynchronous"] or takes_batches
         self._retried = {Status.failed, Status.timed_out} if concurrent else {Status.failed}

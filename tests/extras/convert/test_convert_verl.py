@@ -36,6 +36,7 @@ def test_every_loss_and_mean_loads(mode: str, agg: str, tmp_path: Path) -> None:
 
 def test_a_default_of_verl_that_is_not_the_one_of_outdo_is_written(tmp_path: Path) -> None:
     recipe = recipe_of(NEEDED, tmp_path, rows=7473)
+    assert recipe.data.answer == "reward_model.ground_truth"  # which verl reads, whatever other columns a row has
     assert recipe.train.compat == "verl"
     assert recipe.train.objective.model_dump() == {
         "name": "ppo",

@@ -258,6 +258,7 @@ def _data(c: Conversion) -> None:
         c.remark("data.truncation", "outdo never shortens a prompt; the recipe refuses a prompt that is too long")
     if "data.prompt_key" in given.written:
         c.settings["data.prompt"] = given["data.prompt_key"]
+    c.settings["data.answer"] = "reward_model.ground_truth"  # where verl reads it, whatever other columns a row has
     c.settings["data.shuffle"] = given["data.shuffle"]
     if given["data.train_max_samples"] > 0:
         c.settings["data.limit"] = given["data.train_max_samples"]
