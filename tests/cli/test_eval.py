@@ -87,6 +87,13 @@ def test_the_summary_of_a_small_evaluation_by_hand_has_every_power_of_two_and_al
     )
 
 
+def test_the_lengths_of_an_evaluation_are_those_that_the_policy_sampled():
+    episode = replace(group("777").rollouts[0], loss_mask=(True, False, True))
+    evaluation = Evaluation(groups=[replace(group("7"), rollouts=(episode,))], k=1)
+    assert evaluation.summary()["mean_length"] == 2
+    assert [answer["tokens"] for answer in evaluation.completions("greedy")] == [2]
+
+
 def test_a_paired_comparison_by_hand():
     first = Evaluation(groups=[group(each) for each in "7997"], k=1)
     second = Evaluation(groups=[group(each) for each in "7779"], k=1)

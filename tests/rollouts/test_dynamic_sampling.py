@@ -1,6 +1,7 @@
 """Dynamic sampling replaces uninformative groups within the step; and the baseline of the greedy answer."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from zlib import crc32
 
@@ -94,6 +95,23 @@ def test_after_the_last_round_the_step_continues_with_fewer_groups_and_counts_th
         "dynamic_sampling/dropped_tokens": 6 * 2 * lengths[1],
         "dynamic_sampling/reward": pytest.approx(1 / 14),
     }
+
+
+def test_dropped_tokens_are_those_that_the_policy_sampled():
+    """The engine's own groups, with all but the first token of each answer as if an environment had written it."""
+    sampler, prompts = dynamic(mixed_for(), rounds=1)
+
+    def of_episodes(policy, questions, **how):
+        groups = sampler.sampler(policy, questions, **how)
+        return [replace(group, rollouts=tuple(map(as_episode, group.rollouts))) for group in groups]
+
+    def as_episode(answer):
+        return replace(answer, loss_mask=(True, *[False] * (len(answer.token_ids) - 1)))
+
+    questions = next(iter(prompts))
+    sampled = DynamicSampling(of_episodes, prompts, rounds=1)(POLICY, questions, step=1)
+    assert sampled.metrics["dynamic_sampling/dropped"] == 6
+    assert sampled.metrics["dynamic_sampling/dropped_tokens"] == 6 * 2
 
 
 def test_a_step_without_an_informative_group_updates_nothing():

@@ -62,6 +62,17 @@ def test_a_step_writes_the_sample_sizes_of_its_means() -> None:
     }
 
 
+def test_lengths_and_tokens_are_those_that_the_policy_sampled() -> None:
+    """Two episodes of four sampled tokens each; in one of them a tool wrote 96 tokens, and it got the higher reward."""
+    long, short = (rollout(n + 4, n / 96, mask=(True, True, *[False] * n, True, True)) for n in (96, 6))
+    found = metrics(group(long, short))
+    lengths = {f"completions/{which}_length": 4.0 for which in ("min", "mean", "max")}
+    assert {name: found[name] for name in lengths} == lengths
+    assert (found["num_tokens"], found["num_environment_tokens"]) == (8, 102)
+    assert "reward_length_correlation" not in found
+    assert "num_environment_tokens" not in metrics(group(rollout(4, 1.0)))
+
+
 def test_calls_of_tools_are_counted_and_compared() -> None:
     def episode(calls: int, **failed: int) -> Rollout:
         counts = dict.fromkeys(COUNTS, 0) | {f"tools/{kind}": count for kind, count in failed.items()}

@@ -44,7 +44,7 @@ def _show(group: Group, display: Display) -> None:
         parts = ", ".join(f"{name} {value:.3f}" for name, value in rollout.reward_parts.items() if value is not None)
         described = f"{reward}{right}" + (f" ({parts})" if len(rollout.reward_parts) > 1 else "")
         ended = "" if not rollout.truncated else ", cut off"
-        display.say(f"answer {number}: {described}, {counted(len(rollout.token_ids), 'token')}{ended}")
+        display.say(f"answer {number}: {described}, {counted(rollout.sampled_tokens, 'token')}{ended}")
         display.say(excerpt(rollout.text))
     signal = "its rewards differ" if group.informative else "its rewards are all equal, so it would teach nothing"
     display.say(f"the group: {signal}")

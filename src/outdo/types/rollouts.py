@@ -104,6 +104,11 @@ class Rollout:
         return self.status == "ok"
 
     @property
+    def sampled_tokens(self) -> int:
+        """The number of tokens that the policy sampled: the length of an answer, without what an environment wrote."""
+        return sum(self.loss_mask)
+
+    @property
     def truncated(self) -> bool:
         """Whether the answer did not end by itself."""
         return self.finish_reason is not FinishReason.stop

@@ -171,6 +171,12 @@ def test_answers_of_weights_that_are_too_old_or_unknown_are_refused_where_they_w
         staleness([group], versions, step=6, lag=1)
 
 
+def test_staleness_counts_no_token_that_an_environment_wrote():
+    tokens = {"token_ids": (1, 2, 3), "loss_mask": (True, False, True), "logprobs": (0.0,) * 3, "versions": (4, 6, 6)}
+    episode = replace(rollout(6), **tokens)
+    assert staleness([Group(prompt=QUESTIONS[0], rollouts=(episode,))], {4: 4, 5: 6}, step=6, lag=1) == {0: 1, 1: 1}
+
+
 # --------------------------------------------------------------------------------------------------------- checkpoints
 
 

@@ -16,6 +16,8 @@ def token_versions(sampled: Completion | Rollout) -> tuple[int, ...]:
 def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int, lag: int) -> Counter[int]:
     """Return how many tokens were sampled by weights so many steps behind those that `step` begins with.
 
+    Tokens that an environment wrote have no weights, and are not counted.
+
     `versions` has the number of optimiser steps after each training step. Raises `EngineError` for an answer with
     weights that are more than `lag` steps behind.
     """
@@ -23,7 +25,8 @@ def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int
     found: Counter[int] = Counter()
     for group in groups:
         for rollout in group.rollouts:
-            of_tokens = Counter(token_versions(rollout))
+            of_each = zip(token_versions(rollout), rollout.loss_mask, strict=True)
+            of_tokens = Counter(version for version, is_sampled in of_each if is_sampled)
             for version in {rollout.policy_version, *of_tokens}:
                 if version not in allowed:
                     raise EngineError(

@@ -79,4 +79,4 @@ class DynamicSampling:
 
 def _dropped_tokens(groups: Sequence[Group]) -> int:
     dropped = [rollout for group in groups if not group.informative for rollout in group.rollouts]
-    return sum(len(rollout.token_ids) for rollout in dropped)
+    return sum(rollout.sampled_tokens for rollout in dropped)

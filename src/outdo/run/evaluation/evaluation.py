@@ -94,7 +94,7 @@ class Evaluation:
                     "parts": dict(rollout.reward_parts),
                     "status": rollout.status,
                     "finish_reason": str(rollout.finish_reason),
-                    "tokens": len(rollout.token_ids),
+                    "tokens": rollout.sampled_tokens,
                 }
 
     def pass_at(self, k: int) -> float:
@@ -115,7 +115,7 @@ class Evaluation:
         return {
             **(self._shares_right(several) if self.has_verdicts else {}),
             **self._reward_summary(),
-            "mean_length": sum(len(rollout.token_ids) for rollout in rollouts) / len(rollouts),
+            "mean_length": sum(rollout.sampled_tokens for rollout in rollouts) / len(rollouts),
             "truncated": cut / len(rollouts),
             "unscored": failed,
             "n": len(self.groups),

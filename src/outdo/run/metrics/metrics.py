@@ -77,7 +77,8 @@ def _right_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _completion_metrics(step: Step) -> dict[str, float | None]:
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
-    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    lengths = [rollout.sampled_tokens for rollout in rollouts]
+    of_environments = sum(len(rollout.token_ids) for rollout in rollouts) - sum(lengths)
     cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
     return {
         "completions/mean_length": sum(lengths) / max(1, len(lengths)),
@@ -86,6 +87,7 @@ def _completion_metrics(step: Step) -> dict[str, float | None]:
         "completions/clipped_ratio": cut / max(1, len(rollouts)),
         "num_completions": float(len(lengths)),
         "num_tokens": float(sum(lengths)),
+        "num_environment_tokens": float(of_environments) if of_environments else None,
     }
 
 
@@ -100,7 +102,7 @@ def _episode_metrics(step: Step) -> dict[str, float | None]:
     if (turns > 1).any():
         at_limit = sum(rollout.finish_reason is FinishReason.turns for rollout in rollouts)
         metrics |= {"completions/mean_turns": _mean(turns), "completions/turns_ratio": at_limit / max(1, len(rollouts))}
-    sampled = sum(sum(rollout.loss_mask) for rollout in rollouts)
+    sampled = sum(rollout.sampled_tokens for rollout in rollouts)
     if "engine/tokens_read" in counts:
         metrics["engine/tokens_read_per_sampled"] = counts["engine/tokens_read"] / sampled if sampled else None
     calls = [rollout.counts["tools/calls"] for rollout in rollouts if "tools/calls" in rollout.counts]

@@ -19,8 +19,8 @@ def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
                                  answer of the group: 0 if all differ, 1 if all are the same
     reward_disagreement          share of the texts that several answers of a group have whose rewards differ
     reward_right_correlation     correlation of the reward and whether the answer is right, where that is defined
-    reward_length_correlation    the same of the reward and the length in tokens. Right and wrong answers of a group
-                                 are then groups of their own: right answers may well be longer than wrong ones
+    reward_length_correlation    the same of the reward and the number of sampled tokens. Right and wrong answers of a
+                                 group are then groups of their own: right answers may well be longer than wrong ones
     reward_calls_correlation     the same of the reward and the number of calls of tools
     """
     if not any(group.rollouts for group in groups):
@@ -31,7 +31,7 @@ def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
             [(rollout.reward, float(rollout.right)) for rollout in group if rollout.right is not None]
             for group in scored
         ),
-        "reward_length_correlation": _with_reward(scored, lambda rollout: len(rollout.token_ids)),
+        "reward_length_correlation": _with_reward(scored, lambda rollout: rollout.sampled_tokens),
         "reward_calls_correlation": _with_reward(scored, lambda rollout: rollout.counts.get("tools/calls", 0)),
     }
 
