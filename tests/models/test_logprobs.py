@@ -21,6 +21,8 @@ from outdo.models.logprobs import (
 )
 
 VOCABULARY, HIDDEN, TOKENS = 11, 6, 13
+MISSING = (1e-2, 4.5e-5, 6e-6, 8e-7, 1e-9, 1e-12)
+"""How far the probability of a confident token is from 1."""
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -108,6 +110,64 @@ def scored(chunk: int, entropy: Entropy) -> tuple[Tensor, Tensor, list[Tensor]]:
 @given(st.integers(1, TOKENS + 2), st.sampled_from(["none", "value", "gradient"]))
 def test_chunks_change_neither_value_nor_gradient(chunk: int, entropy: Entropy) -> None:
     assert_close(scored(chunk, entropy), scored(10**6, entropy))
+
+
+# ---------------------------------------------------------------------------------------------------- confident tokens
+
+
+def confident(missing: float) -> tuple[Tensor, Tensor]:
+    """Logits [1, V] in which a token has the probability 1 - missing, as float32 can hold them, and the token [1]."""
+    token, logits = torch.tensor([4]), noise(1, VOCABULARY)
+    others = logits.scatter(1, token[:, None], -math.inf).logsumexp(1)
+    logits[:, 4] = others + math.log1p(-missing) - math.log(missing)
+    return logits.float(), token
+
+
+def of_linear_head(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy by a head whose logits are its input, in two parts of the vocabulary."""
+    head = nn.Linear(VOCABULARY, WORDS, bias=False, dtype=logits.dtype)
+    with torch.no_grad():
+        head.weight.zero_()[:VOCABULARY] = torch.eye(VOCABULARY)
+        head.weight[VOCABULARY:, 4] = -1.0  # words that are never said beside a confident token
+    return chunked_scores(head, logits, token, torch.ones(1), entropy="gradient", chunk=1)
+
+
+WAYS = {
+    "logits": lambda logits, token: (token_logprobs(logits, token), token_entropy(logits)),
+    "other head": lambda logits, token: chunked_scores(lambda x: x, logits, token, torch.ones(1), entropy="gradient"),
+    "linear head": of_linear_head,
+}
+
+
+@pytest.mark.parametrize("missing", MISSING)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_probability_near_1_has_all_digits_of_what_is_missing(way: str, missing: float) -> None:
+    """Values and gradients in float32 are those of float64 to 1e-4 of themselves, which are as small as 1 - p."""
+    logits, token = confident(missing)
+    found, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    scores, expected = WAYS[way](found, token), WAYS[way](exact, token)
+    for score, value in zip(scores, expected, strict=True):
+        assert score.item() == pytest.approx(value.item(), rel=1e-4)
+        (gradient,) = torch.autograd.grad(score.sum(), found, retain_graph=True)
+        (derivative,) = torch.autograd.grad(value.sum(), exact, retain_graph=True)
+        assert (gradient - derivative).abs().max() < 1e-4 * derivative.abs().max()
+
+
+@pytest.mark.parametrize("missing", MISSING)
+def test_the_most_probable_token_has_the_log_probability_of_a_chosen_one(missing: float) -> None:
+    logits, token = confident(missing)
+    token_ids, logprobs = top_tokens(logits, 1.0, 3)
+    assert token_ids[0, 0] == token
+    for column, top in enumerate(token_ids[0]):
+        assert float(logprobs[0, column]) == pytest.approx(float(token_logprobs(logits, top[None])), rel=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_infinite_logit_is_no_certainty(way: str) -> None:
+    logits, token = confident(0.5)
+    logits[0, 4] = math.inf
+    logprobs, _ = WAYS[way](logits, token)
+    assert logprobs.isnan().all()
 
 
 # ------------------------------------------------------------------------------------------ a head that is a linear map

@@ -1,5 +1,6 @@
 """Sampling a token, and the random numbers for it: plain functions, checked exactly."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from outdo.models.logprobs import token_logprobs
 from outdo.rollouts.engines.builtin.sequences import apply_filters, sample_tokens
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.utils.rng import Stream, stream_key, uniforms
@@ -143,6 +145,21 @@ def test_log_probabilities_are_over_the_whole_vocabulary_at_the_sampling_tempera
     tokens, logprobs = sample_tokens(logits, evenly(50), SamplingParams(temperature=temperature, **settings))
     expected = (logits / temperature).log_softmax(-1)[range(50), tokens]
     torch.testing.assert_close(logprobs, expected)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 49_000])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_log_probability_of_a_confident_token_is_the_trainers(vocabulary: int, temperature: float):
+    """The trainer leaves the token out of its sum over the vocabulary; a probability near 1 alone has lost the rest."""
+    logits = torch.randn(16, vocabulary, generator=torch.Generator().manual_seed(0))
+    logits[:, 7] = torch.linspace(0, 40, 16) + math.log(vocabulary)
+    numbers, sampling = torch.full((16,), 0.5, dtype=torch.float64), SamplingParams(temperature=temperature)
+    tokens, logprobs = sample_tokens(logits, numbers, sampling)
+    assert tokens[4:].tolist() == [7] * 12
+    torch.testing.assert_close(logprobs, token_logprobs(logits, tokens), rtol=1e-5, atol=0)
+    for row in range(16):  # and no bit of it depends on the company
+        alone = sample_tokens(logits[row : row + 1], numbers[:1], sampling)[1]
+        assert torch.equal(alone, logprobs[row : row + 1])
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.8, "top_k": 40, "min_p": 0.01}])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
@@ -31,15 +32,23 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | floa
     """Compute log softmax(logits / temperature) at chosen tokens: logits [..., V], token_ids [...] -> [...] float32.
 
     `logits[i]` must already be those that predict `token_ids[i]`. `temperature` broadcasts against `token_ids`.
-    Float64 logits stay float64.
+    Float64 logits stay float64. A token whose logit is +inf has NaN.
+
+    The token is left out of the sum over the vocabulary, -log p_t = log(1 + Σ_{v≠t} exp(z_v - z_t)): where p_t is near
+    1, z_t - log Σ_v exp(z_v) is a difference of nearly equal numbers (arXiv 2610.31642). In float32 that difference is
+    off by 7 % at 1 - p_t = 6e-6 and 0 from 8e-7 on, and so is the gradient 1 - p_t.
     """
-    scaled = _scaled(logits, temperature)
-    return scaled.gather(-1, token_ids[..., None]).squeeze(-1) - scaled.logsumexp(-1)
+    scaled, at = _scaled(logits, temperature), token_ids[..., None]
+    chosen = scaled.gather(-1, at).squeeze(-1)
+    others = scaled.scatter(-1, at, torch.finfo(scaled.dtype).min).logsumexp(-1)
+    return _log_probability(chosen, chosen - others)
 
 
 def token_entropy(logits: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     """Compute H = -Σ_v p_v log p_v of softmax(logits / temperature), in nats: [..., V] -> [...]."""
     logprobs = _scaled(logits, temperature).log_softmax(-1)
+    likeliest = logprobs.argmax(-1)
+    logprobs = logprobs.scatter(-1, likeliest[..., None], token_logprobs(logits, likeliest, temperature)[..., None])
     return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)
 
 
@@ -55,7 +64,8 @@ def top_tokens(logits: Tensor, temperature: Tensor | float, count: int) -> tuple
     """
     scaled = _scaled(logits, temperature)
     values, token_ids = scaled.topk(min(count, scaled.shape[-1]))
-    return token_ids, values - scaled.logsumexp(-1, keepdim=True)
+    first = token_logprobs(logits, token_ids[..., 0], temperature)[..., None]  # [..., 1]
+    return token_ids, torch.cat([first, values[..., 1:] - values[..., :1] + first], -1)
 
 
 def sequence_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
@@ -127,10 +137,15 @@ def _linear_scores(
 class _LinearScores(torch.autograd.Function):
     """Compute log softmax(h Wᵀ) at the chosen tokens, and its entropy H, some columns of the vocabulary at a time.
 
-    The forward pass accumulates two sums along the vocabulary, with m the greatest logit so far: Z = Σ_v exp(z_v - m)
-    and S = Σ_v exp(z_v - m) (z_v - m). At the end H = log Z - S / Z, and of N × V logits only log Z + m is kept
-    (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867). The backward pass computes
-    the logits again: ∂ log p_i / ∂z_v = [v = i] - p_v and ∂H / ∂z_v = -p_v (log p_v + H).
+    The forward pass accumulates two sums along the vocabulary without the chosen token t, with m the greatest of these
+    logits so far: Z = Σ_{v≠t} exp(z_v - m) and S = Σ_{v≠t} exp(z_v - m) (z_v - m). At the end d = z_t - m - log Z are
+    the log-odds of the token, log p_t = -log(1 + exp(-d)), and with q = 1 - p_t
+
+        H = -p_t log p_t - q log q + q (log Z - S / Z)
+
+    (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867, sum over all tokens; why t
+    is left out, `token_logprobs` says.) The backward pass computes the N × V logits again:
+    ∂ log p_t / ∂z_v = [v = t] - p_v and ∂H / ∂z_v = -p_v (log p_v + H).
     """
 
     @staticmethod
@@ -145,25 +160,32 @@ class _LinearScores(torch.autograd.Function):
             logits = product(low_precision, part.T).to(hidden.dtype)  # [N, columns]
             inside, at = _columns_in_part(token_ids, start, len(part))
             chosen = torch.where(inside, logits.gather(1, at)[:, 0], chosen)
+            _replace(logits, at, inside, torch.full_like(chosen, -torch.inf))
             higher = torch.maximum(peak, logits.amax(1))
             shift, peak = peak - higher, higher
             logits.sub_(peak[:, None])
             weights = torch.exp(logits, out=buffer[: logits.numel()].view_as(logits) if entropy else logits)
             shrink = shift.exp()
             if entropy:
+                _replace(logits, at, inside, torch.zeros_like(chosen))  # -inf times a weight of 0 is NaN
                 s = (s + shift * z) * shrink + logits.mul_(weights).sum(1)
             z = z * shrink + weights.sum(1)
-        entropies = z.log() - s / z if entropy else s
-        ctx.save_for_backward(hidden, weight, token_ids, peak + z.log(), entropies)
+        odds = chosen - peak - z.log()  # d
+        logprobs = _log_probability(chosen, odds)
+        entropies = _entropy(logprobs, odds, z.log() - s / z) if entropy else s
+        ctx.save_for_backward(hidden, weight, token_ids, chosen - logprobs, logprobs, entropies)
         ctx.columns, ctx.dtype, ctx.gradients = columns, dtype, current_gradients()
         ctx.set_materialize_grads(False)
-        return chosen - peak - z.log(), entropies
+        return logprobs, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, token_ids, log_total, entropies = ctx.saved_tensors
+        hidden, weight, token_ids, log_total, chosen_logprobs, entropies = ctx.saved_tensors
         grad_logprobs = torch.zeros_like(log_total) if grad_logprobs is None else grad_logprobs
+        grad_chosen = -grad_logprobs * chosen_logprobs.expm1()  # [N], by the logit of the token: 1 - p_t
+        if grad_entropies is not None:
+            grad_chosen -= grad_entropies * chosen_logprobs.exp() * (chosen_logprobs + entropies)
         low_precision, grad_hidden = hidden.to(ctx.dtype), torch.zeros_like(hidden)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         buffer = _buffer(hidden, 0 if grad_entropies is None else ctx.columns)
@@ -177,13 +199,28 @@ class _LinearScores(torch.autograd.Function):
                 grad_logits.mul_(grad_entropies[:, None])
                 grad_logits.add_(grad_logprobs[:, None]).mul_(logprobs.exp_()).neg_()
             inside, at = _columns_in_part(token_ids, start, len(part))
-            grad_logits.scatter_add_(1, at, (grad_logprobs * inside)[:, None])
+            _replace(grad_logits, at, inside, grad_chosen)
             grad_logits = grad_logits.to(ctx.dtype)
             grad_hidden += product(grad_logits, part, ctx.gradients.input)
             if grad_weight is not None:
                 part_of_gradient = product(grad_logits.T, low_precision, ctx.gradients.weight)
                 grad_weight[start : start + ctx.columns] = part_of_gradient
         return grad_hidden, grad_weight, None, None, None, None
+
+
+def _log_probability(logit: Tensor, odds: Tensor) -> Tensor:
+    """Return log p = -log(1 + exp(-odds)) of tokens from their log-odds; NaN where the logit is +inf, as the sum is."""
+    return logsigmoid(odds).masked_fill(logit == torch.inf, torch.nan)
+
+
+def _entropy(logprobs: Tensor, odds: Tensor, others: Tensor) -> Tensor:
+    """Return the entropy [N] of a distribution from log p and log-odds of one token, and the entropy among the others."""
+    return -logprobs.exp() * logprobs - logprobs.expm1() * (others - logsigmoid(-odds))
+
+
+def _replace(matrix: Tensor, at: Tensor, inside: Tensor, values: Tensor) -> None:
+    """Write values [N] into the column `at` [N, 1] of each row of `matrix` [N, columns] that is `inside` [N]."""
+    matrix.scatter_(1, at, torch.where(inside, values, matrix.gather(1, at)[:, 0])[:, None])
 
 
 def _buffer(hidden: Tensor, columns: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The page in a real browser, opened from disk: it shows what was recorded, and a reader can get at all of it."""
 
 import csv
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,6 +130,12 @@ def test_a_net_push_of_0_stays_0_on_the_page(page: Page, page_of, tmp_path: Path
         shown.nth(2 * place + 1).hover()
         expect(by_test_id(page, "card")).not_to_contain_text("its net push is 0")
         assert card_of(page)["push of others"] == 0
+
+
+def test_a_probability_near_1_shows_what_is_missing(opened: Page):
+    missing = [0.2, 0.005, 4.5e-5, 8e-7, 1e-9]
+    texts = opened.evaluate("values => values.map(probability)", [math.log1p(-value) for value in missing])
+    assert texts == [f"{text}\u00a0%" for text in ("80", "99.5", "99.9955", "99.99992", "99.9999999")]
 
 
 def is_right(name: str, shown: float | None, truth: Mapping[str, float | None]) -> bool:

@@ -100,11 +100,11 @@ class _Pushed(NamedTuple):
     """How a token was pushed."""
 
     net: float  # the sum of the pushes on its probability
-    probability: float  # before the step
+    logprob: float  # before the step
 
     @property
     def leverage(self) -> float:
-        return self.net * (1 - self.probability)
+        return self.net * -math.expm1(self.logprob)
 
 
 def _pushed(step: Step, group: int) -> list[list[_Pushed]]:
@@ -113,15 +113,14 @@ def _pushed(step: Step, group: int) -> list[list[_Pushed]]:
     rows = (batch.group == group).nonzero().squeeze(1)
     passes = [update.tokens for update in step.updates if update.tokens]
     nothing = torch.zeros(batch.loss_mask.shape)
-    net, probability = nothing, nothing
+    net, old = nothing, nothing
     if passes:
         net, _ = net_pushes(batch, torch.stack([tokens["push"] for tokens in passes]).sum(0))
         old = passes[0]["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
-        probability = old.exp().where(batch.loss_mask, 0.0)
     found: list[list[_Pushed]] = []
     for row, rollout in zip(rows.tolist(), step.groups[group].rollouts, strict=True):
         first = int(batch.prompt_lengths[row])
-        numbers = torch.stack([net[row], probability[row]], 1)[first : first + len(rollout.token_ids)]  # [t, 2]
+        numbers = torch.stack([net[row], old[row]], 1)[first : first + len(rollout.token_ids)]  # [t, 2]
         found.append([_Pushed(*each) for each in numbers.tolist()])
     return found
 
@@ -133,7 +132,7 @@ def _tokens(
     for piece, each in zip(token_texts.pieces(rollout.token_ids, after=after), pushed, strict=True):
         level = round(LEVELS * math.sqrt(abs(each.leverage) / most)) if most else 0
         kind = f' class="{"up" if each.net > 0 else "down"}{level}"' if level else ""
-        title = f"net push {each.net:+.3g}, probability {each.probability:.3g}"
+        title = f"net push {each.net:+.3g}, probability {math.exp(each.logprob):.3g}"
         spans.append(f'<span{kind} title="{title}">{escape(mark_invisible(shortened(piece, LONGEST)))}</span>')
     return "".join(spans)
 

@@ -50,8 +50,13 @@ function percentages(from, to) {
   return `${(short[0] === short[1] ? long : short).join(' → ')}\u00a0%`;
 }
 
-/** Format the probability that a log-probability stands for. */
-const probability = (logprob) => (known(logprob) ? percent(Math.exp(logprob)) : UNKNOWN);
+/** Format the probability that a log-probability stands for; above 99 % with two digits of what is missing to 100 %. */
+function probability(logprob) {
+  const missing = -100 * Math.expm1(logprob);
+  if (!known(logprob) || missing <= 0 || missing >= 1) return known(logprob) ? percent(Math.exp(logprob)) : UNKNOWN;
+  const decimals = Math.min(12, 1 - Math.floor(Math.log10(missing)));
+  return `${Number((100 - missing).toFixed(decimals))}\u00a0%`;
+}
 
 const count = (n, one, many = `${one}s`) => `${n.toLocaleString('en-US')} ${n === 1 ? one : many}`;
 

@@ -152,7 +152,18 @@ def sample_tokens(logits: Tensor, numbers: Tensor, sampling: SamplingParams) -> 
         tokens = probabilities.argmax(-1, keepdim=True)
     else:
         tokens = _draw(apply_filters(probabilities, sampling), numbers)
-    return tokens.squeeze(1), probabilities.gather(-1, tokens).squeeze(1).log()
+    return tokens.squeeze(1), _logprobs(probabilities, tokens)
+
+
+def _logprobs(probabilities: Tensor, tokens: Tensor) -> Tensor:
+    """Return log p of a token [n, 1] of each row, and set its probability to 0. [n]
+
+    A number near 1 has few digits left for 1 - p. From 1/2 on it is the sum over all other tokens that counts, as in
+    `models.logprobs.token_logprobs`: log p = -log(1 + Σ_{v≠t} p_v / p_t).
+    """
+    chosen = probabilities.gather(-1, tokens).squeeze(1)
+    others = _blocks(probabilities.scatter_(-1, tokens, 0.0)).sum(-1).sum(-1)
+    return torch.where(chosen > 0.5, -(others / chosen).log1p(), chosen.log())
 
 
 def _draw(weights: Tensor, numbers: Tensor) -> Tensor:
@@ -167,7 +178,7 @@ def _draw(weights: Tensor, numbers: Tensor) -> Tensor:
     if vocabulary < LARGE_VOCABULARY:
         cumulative = weights.cumsum(-1, dtype=wide)
         return _first_beyond(cumulative, numbers * cumulative[:, -1:])
-    blocks = pad(weights, (0, -vocabulary % VOCABULARY_BLOCK)).unflatten(-1, (-1, VOCABULARY_BLOCK))
+    blocks = _blocks(weights)
     sums = blocks.sum(-1).to(wide)  # [n, blocks]
     cumulative = sums.cumsum(-1)
     threshold = numbers * cumulative[:, -1:]
@@ -175,6 +186,14 @@ def _draw(weights: Tensor, numbers: Tensor) -> Tensor:
     inside = blocks.gather(1, block[..., None].expand(-1, -1, VOCABULARY_BLOCK)).squeeze(1).cumsum(-1, dtype=wide)
     first = _first_beyond(inside, threshold - (cumulative - sums).gather(1, block))
     return (block * VOCABULARY_BLOCK + first).clamp_(max=vocabulary - 1)
+
+
+def _blocks(weights: Tensor) -> Tensor:
+    """Return the weights of each row [n, V] in blocks [n, blocks, `VOCABULARY_BLOCK`].
+
+    Sums of blocks depend on their row alone: torch adds up one long row in other parts than several of them.
+    """
+    return pad(weights, (0, -weights.shape[1] % VOCABULARY_BLOCK)).unflatten(-1, (-1, VOCABULARY_BLOCK))
 
 
 def _first_beyond(cumulative: Tensor, threshold: Tensor) -> Tensor:
