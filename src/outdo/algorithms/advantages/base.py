@@ -53,12 +53,17 @@ def of_rollouts(advantage: RewardAdvantage, batch: Batch, *, by_verdict: bool) -
 def rewards_of(batch: Batch) -> Float[Tensor, "B"]:
     """Return a reward for each row, [B]: the sum of its rewards per token, where those are set.
 
-    A row without a trained token keeps its own reward.
+    It is added up in float64 and rounded once. A sum that differs from the row's own reward by no more than the
+    rounding of its terms is this reward: episodes with equal rewards are equal, whatever the rewards of their turns. A
+    row without a trained token keeps its own reward.
     """
     if batch.token_rewards is None:
         return batch.rewards
-    sums = batch.token_rewards.where(batch.loss_mask, 0.0).sum(1)
-    return sums.where(batch.loss_mask.any(1), batch.rewards)
+    terms = batch.token_rewards.where(batch.loss_mask, 0.0).double()
+    sums, own = terms.sum(1), batch.rewards.double()
+    rounding = torch.finfo(batch.token_rewards.dtype).eps / 2 * (terms.abs().sum(1) + own.abs())
+    differs = batch.loss_mask.any(1) & ((sums - own).abs() > rounding)
+    return sums.to(batch.rewards).where(differs, batch.rewards)
 
 
 def compute_advantages(advantage: Advantage, batch: Batch) -> Batch:

@@ -15,6 +15,9 @@ from torch import Tensor
 from outdo.algorithms.requirements import requires
 from outdo.utils.outcome import RIGHT
 
+ROUNDING = 4
+"""A sum or a mean of a few numbers is exact to this many units in the last place of the largest one."""
+
 RewardAdvantage = Callable[[Float[Tensor, "B"], Int[Tensor, "B"]], Float[Tensor, "B"]]
 
 
@@ -111,12 +114,14 @@ def pass_at_k(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, k: int = 
 def max_rl(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = (r_i - μ) / μ, and 0 where μ <= 0; MaxRL (arXiv 2602.02710).
 
+    A mean of rewards of both signs that is no larger than their rounding counts as 0.
+
     With rewards of 0 and 1 its mean gradient is not that of p(right) but that of log p(right), cut after G - 1 terms of
     the series -Σ (1 - p)^k / k: hard questions have the largest weight. SkyRL divides by μ + 1e-6, prime-rl as here.
     """
     same = group[:, None] == group  # [B, B]
     mean = (same * rewards).sum(1) / same.sum(1)
-    return (group_centred(rewards, group) / mean).where(mean > 0, 0.0)
+    return (group_centred(rewards, group) / mean).where(mean > rounding_of_groups(rewards, same), 0.0)
 
 
 def gpg(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, nonzero: bool = False) -> Float[Tensor, "B"]:
@@ -140,13 +145,20 @@ def sign(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, band: float = 
     """
     same = group[:, None] == group  # [B, B]
     centred = group_centred(rewards, group)
-    rounding = 4 * torch.finfo(rewards.dtype).eps * (same * rewards.abs()).amax(1)
-    return centred.sign().where(centred.abs() > band + rounding, 0.0)
+    return centred.sign().where(centred.abs() > band + rounding_of_groups(rewards, same), 0.0)
 
 
 def reward(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = r_i: REINFORCE without a baseline (Williams 1992), so equal rewards and a group of one are not set to 0."""
     return rewards
+
+
+def rounding_of_groups(sizes: Float[Tensor, "B"], same: Bool[Tensor, "B B"]) -> Float[Tensor, "B"]:
+    """Return how large a number of each row's group can be that is only rounding: 4 eps times its largest size.
+
+    The size of a number is its absolute value, or for a sum of several numbers the sum of theirs.
+    """
+    return ROUNDING * torch.finfo(sizes.dtype).eps * (same * sizes.abs()).amax(1)
 
 
 def divided(values: Float[Tensor, "B ..."], spread: Float[Tensor, "B ..."], eps: float) -> Float[Tensor, "B ..."]:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from outdo.algorithms.advantages.base import Advantage, of_rollouts, per_token, rewards_of
-from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised
+from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised, rounding_of_groups
 from outdo.algorithms.advantages.returns import (
     generalised_advantages,
     returns_to_go,
@@ -53,8 +53,8 @@ def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float
 
     a_i = Σ_parts weight · (r_i - μ) / (σ + eps) with μ and σ of that part in the group, then Â_i = (a_i - mean) / (std
     + eps) over the rollouts of the batch. So the scale of one part does not hide another. A part that did not apply
-    adds 0. `weights` are given by the name of the part, and are 1 by default. It is TRL's "normalize_then_sum"; verl
-    takes the last mean and deviation over tokens instead.
+    adds 0; parts that cancel give 0, not the rounding of their sum. `weights` are given by the name of the part, and
+    are 1 by default. It is TRL's "normalize_then_sum"; verl takes the last mean and deviation over tokens instead.
 
     Raises ValueError if the batch has no reward parts, or has rewards per token, or if a part has no weight.
     """
@@ -65,12 +65,17 @@ def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float
         raise ValueError("gdpo needs the parts of the reward, and the batch has none")
     if unknown := sorted(set(parts) - set(parts if weights is None else weights)):
         raise ValueError(f"gdpo: no weight for {', '.join(unknown)}; there are weights for {', '.join(weights or ())}")
-    total = torch.zeros_like(batch.rewards)  # [B]
+    total, sizes = torch.zeros_like(batch.rewards), torch.zeros_like(batch.rewards)  # [B]
     for name, part in parts.items():
         applies = batch.scored & ~part.isnan()
         if applies.any():
             standardised = group_standardised(part[applies], batch.group[applies], eps=eps)
-            total[applies] += (1.0 if weights is None else weights[name]) * standardised
+            weighted = (1.0 if weights is None else weights[name]) * standardised
+            total[applies] += weighted
+            sizes[applies] += weighted.abs()
+    if len(batch):
+        rounding = rounding_of_groups(sizes, torch.ones_like(batch.scored).expand(len(batch), -1))
+        total = total.where(total.abs() > rounding, 0.0)
     whole = batch.with_(rewards=total, group=torch.zeros_like(batch.group))  # the batch as one group
     advantages = per_token(lambda rewards, group: group_standardised(rewards, group, eps=eps))(whole).advantages
     return batch.with_(advantages=advantages)
