@@ -214,7 +214,7 @@ def _log_probability(logit: Tensor, odds: Tensor) -> Tensor:
 
 
 def _entropy(logprobs: Tensor, odds: Tensor, others: Tensor) -> Tensor:
-    """Return the entropy [N] of a distribution from log p and log-odds of one token, and the entropy among the others."""
+    """Return the entropy [N] of a distribution from log p and log-odds of one token, and of all others."""
     return -logprobs.exp() * logprobs - logprobs.expm1() * (others - logsigmoid(-odds))
 
 
