@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from outdo.algorithms.objectives.base import Objective, clipped_tokens
+from outdo.algorithms.objectives.base import Objective, clip_measurements
 from outdo.models.adapter import attach, check_divisible, has_adapter, save_adapter, set_base
 from outdo.models.attention.choice import AttentionSetting, choose_forward
 from outdo.models.base_model import BaseModel
@@ -135,7 +135,8 @@ class Policy(Scorer):
         The tokens of the result, each [B, T], were measured during the pass, before the step that used them: `logprobs`
         (log πθ), `log_ratio`, `entropy`, `push` (minus the derivative of the loss with respect to the log-probability:
         direction and strength of the push on the token), `policy_push` (the policy term's part of it; the rest is the
-        pull of the reference), `clipped` (Â is not 0, but the surrogate pushes nothing; see `clipped_tokens`).
+        pull of the reference). For an objective with a ratio also `clipped` (the surrogate no longer pushes it; see
+        `clipped_tokens`) and `clip_log_ratio` (the logarithm of the ratio that is clipped; see `compared_log_ratio`).
 
         Its metrics are means over the optimiser steps; those named `updates/` are numbers of optimiser steps.
         """
@@ -294,7 +295,7 @@ def _loss_and_grads(objective: Objective, scores: TokenScores, micro: Batch, *, 
         "entropy": entropy.detach(),
         "push": -grads[0],
         "policy_push": policy_push,
-        "clipped": clipped_tokens(objective, scores, micro, policy_push),
+        **clip_measurements(objective, scores, micro, policy_push),
     }
     return LossAndGrads(_values(terms), tokens, (grads[0], grads[1] if with_entropy else None))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import Divergence, k3
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, log_ratio, token
-from outdo.algorithms.objectives.surrogates import Surrogate
+from outdo.algorithms.objectives.surrogates import Surrogate, log_likelihood
 from outdo.algorithms.objectives.weights import Weight, sequence_mean
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.algorithms.shapes import FACTOR, TOKENS, Correction, check_shape
@@ -77,6 +77,11 @@ class ComposedObjective:
         own = Requires(reference=_is_used(self.beta), entropy=_is_used(self.entropy_bonus))
         object.__setattr__(self, "requires", own | requirements_of(*pieces, self.entropy_weight))
 
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the surrogate reads the ratio, so that it can be clipped."""
+        return self.surrogate is not log_likelihood
+
     def prepare(self, batch: Batch) -> Batch:
         """Return the transformed batch, or the batch itself where there is no token to train on."""
         return self.batch_transform(batch) if batch.totals.tokens else batch
@@ -96,7 +101,7 @@ class ComposedObjective:
         batch = of_correction = _masked(batch, logprobs)
         if self.bypass:
             of_correction = batch.with_(old_logprobs=logprobs.detach())
-            batch = batch.with_(old_logprobs=batch.rollout_logprobs)
+            batch = batch.with_(old_logprobs=compared_logprobs(self, batch))
         mask, advantages = batch.loss_mask, given(batch.advantages, "advantages")
         log_ratios = log_ratio(logprobs, batch, limit=self.log_ratio_clamp)
         ratio = check(self.level(log_ratios, mask), TOKENS, "level", self.level)
@@ -146,21 +151,67 @@ class PlainObjective:
         return terms
 
 
+def has_ratio(objective: Objective) -> bool:
+    """Return whether a ratio of probabilities is in the objective; True for one that does not say so (`has_ratio`)."""
+    return bool(getattr(objective, "has_ratio", True))
+
+
+def compared_logprobs(objective: Objective, batch: Batch) -> Float[Tensor, "B T"] | None:
+    """Return the log-probabilities [B, T] at which the objective's ratio is 1: π_old's, or with `bypass` the engine's.
+
+    None where they are πθ itself: in a first and only pass.
+    """
+    bypass = isinstance(objective, ComposedObjective) and objective.bypass
+    return batch.rollout_logprobs if bypass else batch.old_logprobs
+
+
+def compared_log_ratio(objective: Objective, logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"]:
+    """Return the logarithm of the ratio that the objective bounds: at its level, to `compared_logprobs`. [B, T]"""
+    now = logprobs.detach()
+    batch = batch.with_(old_logprobs=compared_logprobs(objective, batch))
+    if not isinstance(objective, ComposedObjective):
+        return log_ratio(now, batch)
+    return objective.level(log_ratio(now, batch, limit=objective.log_ratio_clamp), batch.loss_mask)
+
+
 def clipped_tokens(
     objective: Objective, scores: TokenScores, batch: Batch, policy_push: Float[Tensor, "B T"]
 ) -> Bool[Tensor, "B T"]:
-    """Return the trained tokens with Â other than 0 that the surrogate does not push: it is clipped there.
+    """Return the trained tokens with Â other than 0 that the surrogate no longer pushes as it does at ratio 1.
 
-    `policy_push` [B, T] is the derivative of the policy term with respect to log πθ. A token that is not pushed only
-    because the correction drops it is not clipped; therefore a composed objective is evaluated without its correction.
+    `policy_push` [B, T] is the derivative of the policy term with respect to log πθ. Where this is 0 at ratio 1 too,
+    the token is not clipped: there was nothing to push. A token that is not pushed only because the correction drops it
+    is not clipped either; therefore a composed objective is evaluated without its correction.
     """
-    if batch.advantages is None:
+    start = compared_logprobs(objective, batch)
+    if batch.advantages is None or start is None:
         return torch.zeros_like(batch.loss_mask)
     if isinstance(objective, ComposedObjective) and objective.correction is not None:
-        leaf = scores.logprobs.detach().clone().requires_grad_()
-        terms = replace(objective, correction=None)(replace(scores, logprobs=leaf), batch)
-        (policy_push,) = torch.autograd.grad(terms.policy, leaf)
-    return (policy_push == 0) & (batch.advantages != 0) & batch.loss_mask
+        objective = replace(objective, correction=None)
+        policy_push = _push_at(objective, scores.logprobs, scores, batch)
+    before = _push_at(objective, start, scores, batch)
+    return (before != 0) & (policy_push.sign() != before.sign()) & (batch.advantages != 0) & batch.loss_mask
+
+
+def clip_measurements(
+    objective: Objective, scores: TokenScores, batch: Batch, policy_push: Float[Tensor, "B T"]
+) -> dict[str, Tensor]:
+    """Return `clipped` and `clip_log_ratio`, [B, T] each, as `outdo.Update.tokens` has them; empty without a ratio."""
+    if not has_ratio(objective):
+        return {}
+    return {
+        "clipped": clipped_tokens(objective, scores, batch, policy_push),
+        "clip_log_ratio": compared_log_ratio(objective, scores.logprobs, batch),
+    }
+
+
+def _push_at(
+    objective: Objective, logprobs: Float[Tensor, "B T"], scores: TokenScores, batch: Batch
+) -> Float[Tensor, "B T"]:
+    """Compute the derivative of the policy term by log πθ at `logprobs`. [B, T]"""
+    leaf = logprobs.detach().clone().requires_grad_()
+    terms = objective(replace(scores, logprobs=leaf), batch)
+    return torch.autograd.grad(terms.policy, leaf)[0]
 
 
 def given(value: Float[Tensor, "B T"] | None, name: str) -> Float[Tensor, "B T"]:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from outdo.algorithms.objectives.base import Objective, clipped_tokens
+from outdo.algorithms.objectives.base import Objective, clip_measurements
 from outdo.algorithms.objectives.presets import reinforce
 from outdo.algorithms.objectives.weights import token_mean
 from outdo.extras.record import parquet
@@ -150,7 +150,7 @@ def _first_update(batch: Batch, objective: Objective, entropy: Tensor | None) ->
         "entropy": torch.full_like(old, torch.nan) if entropy is None else entropy,
         "push": -pull,
         "policy_push": policy_push,
-        "clipped": clipped_tokens(objective, scores, batch, policy_push),
+        **clip_measurements(objective, scores, batch, policy_push),
     }
     return Update(metrics={}, tokens=tokens)
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outdo.algorithms.objectives.base import ComposedObjective, Objective, as_it_is, given
+from outdo.algorithms.objectives.base import ComposedObjective, Objective, as_it_is, compared_logprobs, given
 from outdo.algorithms.prefix_tree import prefix_tree
 from outdo.extras.record.bounds import bounds, is_unreachable, policy_push
 from outdo.types import Batch, Step
 
 CLIP = (
     "free",  # the policy term pushes it
-    "low",  # pushed down, at or beyond its bound: the policy term no longer pushes it down
-    "high",  # pushed up, at or beyond its bound: the policy term no longer pushes it up
+    "low",  # pushed down at ratio 1, at or beyond a bound: the policy term no longer pushes it down
+    "high",  # pushed up at ratio 1, at or beyond a bound: the policy term no longer pushes it up
     "unreachable",  # pushed towards a bound beyond probability 1, if bounds are known; or its rule asks for more
     "neutral",  # Â is 0
-    "spared",  # Â is not 0, or was not before the objective left out tokens, but nothing pushes it at π_old
+    "spared",  # Â is not 0, or was not before the objective left out tokens, but nothing pushes it at ratio 1
     "unscored",  # the reward of its answer failed
     "truncated",  # its answer was truncated, and such answers are not trained on
     "masked",  # not trained on for another reason
@@ -77,7 +77,8 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
             batch = batch.with_(old_logprobs=passes[0]["logprobs"])
         start = policy_push(objective, batch, given(batch.old_logprobs, "old_logprobs"))
         measured = _pass_measurements(passes) | {"bound": _bounds(objective, batch, start, new_logprobs)}
-        state = _clip_states(objective, batch, start, passes[-1]["policy_push"], measured["bound"])
+        at_ratio_1 = policy_push(objective, batch, given(compared_logprobs(objective, batch), "rollout_logprobs"))
+        state = _clip_states(objective, batch, at_ratio_1, passes[-1]["policy_push"], measured["bound"])
 
     def trained_only(values: Tensor) -> Tensor:
         """Set the values outside the trained tokens to NaN."""
@@ -153,13 +154,16 @@ def _pass_measurements(passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tens
 
 
 def _clip_states(objective: Objective, batch: Batch, start: Tensor, last: Tensor, bound: Tensor) -> Tensor:
-    """Return the first state that holds for each trained token, by its pushes at π_old and in the last pass. [B, T]"""
+    """Return the first state that holds for each trained token, by its pushes at ratio 1 and in the last pass. [B, T]
+
+    `start` is the push at ratio 1, which is that at π_old unless the objective has `bypass`.
+    """
     neutral = torch.zeros_like(batch.loss_mask) if batch.advantages is None else batch.advantages == 0
     if (
         isinstance(objective, ComposedObjective) and objective.batch_transform is not as_it_is
     ):  # it sets Â = 0 to leave tokens out
         neutral = neutral & neutral.where(batch.loss_mask, True).all(1, keepdim=True)
-    stopped = (start != 0) & (last * start <= 0)
+    stopped = (start != 0) & (last.sign() != start.sign())
     pushed = last != 0
     return _first_case(
         (stopped & (start < 0), LOW),

@@ -3,7 +3,8 @@
 Each has an entry in `extras/page/glossary.toml`. What a `Step` does not know is added in `outdo.run.training`.
 
 `kl` is TRL's with its default `use_bias_correction_kl`, `clip_ratio/*` are those of its losses by token. With the ratio
-of a whole answer TRL takes that ratio in `kl`, and counts answers in `clip_ratio/*`, where outdo counts tokens.
+of a whole answer TRL takes that ratio in `kl`, and counts answers in `clip_ratio/*`, where outdo counts tokens; it does
+not count what its `delta` clips. TRL's `num_tokens` adds up over the run, with the prompts.
 """
 
 from collections import Counter
@@ -16,7 +17,7 @@ from outdo.algorithms.progress import target_metrics
 from outdo.run.metrics.across_questions import across_question_metrics
 from outdo.run.metrics.mismatch import mismatch_metrics
 from outdo.run.metrics.within_groups import within_group_metrics
-from outdo.types import FinishReason, Group, Rollout, Step
+from outdo.types import Batch, FinishReason, Group, Rollout, Step
 
 
 def step_metrics(step: Step) -> dict[str, float]:
@@ -149,22 +150,37 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
     if update is None or not update.tokens:  # no token to train on, or only the critic is trained, in its warm-up
         return {}
     mask, tokens = batch.loss_mask, update.tokens
-    clipped, log_ratio = tokens["clipped"][mask].float(), tokens["log_ratio"][mask]
     old = tokens["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
     metrics = {
         "num_trained_tokens": float(mask.sum()),
         "advantage": None if batch.advantages is None else _mean(batch.advantages[mask]),
         "entropy": _mean(tokens["entropy"][mask]),
-        "clip_ratio/low_mean": _mean(clipped * (log_ratio < 0)),
-        "clip_ratio/high_mean": _mean(clipped * (log_ratio > 0)),
-        "clip_ratio/region_mean": _mean(clipped),
+        **_clip_metrics(batch, tokens),
         **mismatch_metrics(batch.rollout_logprobs[mask], old[mask]),
     }
     if batch.ref_logprobs is not None:
-        metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask] * log_ratio.exp())
+        metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask] * tokens["log_ratio"][mask].exp())
     if batch.targets is not None:
         metrics |= target_metrics(batch, tokens["logprobs"])
     return metrics
+
+
+def _clip_metrics(batch: Batch, tokens: Mapping[str, Tensor]) -> dict[str, float | None]:
+    """Return the shares of the trained tokens that are clipped, by the sign of Â; empty without a ratio.
+
+    A token that is clipped although it moved against its Â counts for itself: that is what a dual clip does.
+    """
+    if "clipped" not in tokens or batch.advantages is None:
+        return {}
+    mask = batch.loss_mask
+    clipped, wanted = tokens["clipped"][mask], batch.advantages[mask].sign()
+    against = clipped & (tokens.get("clip_log_ratio", tokens["log_ratio"])[mask].sign() == -wanted)
+    return {
+        "clip_ratio/low_mean": _mean(clipped & ~against & (wanted < 0)),
+        "clip_ratio/high_mean": _mean(clipped & ~against & (wanted > 0)),
+        "clip_ratio/dual_mean": _mean(against) if against.any() else None,
+        "clip_ratio/region_mean": _mean(clipped),
+    }
 
 
 def _update_metrics(step: Step) -> dict[str, float | None]:

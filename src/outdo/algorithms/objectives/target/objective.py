@@ -9,6 +9,7 @@ over the contexts c of a batch, with the weight w_c = the number of answers in c
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -138,6 +139,7 @@ class TargetObjective:
     loss: Loss
     setting: Setting
     mean: bool = False  # divide by the trained tokens of the optimiser step
+    has_ratio: ClassVar[bool] = False
 
     @property
     def requires(self) -> Requires:

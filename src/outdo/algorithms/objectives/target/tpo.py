@@ -1,6 +1,7 @@
 """Target Policy Optimization: a target for the answers of a group, relative to each other."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -38,6 +39,7 @@ class TargetPolicy:
     """The cross-entropy between the tilted old policy and the policy, over the answers of each group."""
 
     eta: float
+    has_ratio: ClassVar[bool] = False
 
     @property
     def requires(self) -> Requires:

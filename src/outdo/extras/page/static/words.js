@@ -149,8 +149,8 @@ const quantityOf = (name) => QUANTITIES.find((quantity) => quantity.name === nam
 
 const CLIP_WORDS = {
   free: 'The policy term pushes it.',
-  low: 'At or below its lower bound: the policy term no longer pushes it.',
-  high: 'At or above its upper bound: the policy term no longer pushes it.',
+  low: 'Pushed down until it reached a bound: the policy term no longer pushes it down.',
+  high: 'Pushed up until it reached a bound: the policy term no longer pushes it up.',
   unreachable: 'Pushed towards a bound beyond probability 1.',
   neutral: 'Its advantage is 0: nothing pushes it.',
   spared: 'Its advantage is not 0, but a mask of the objective excludes it.',
