@@ -196,7 +196,8 @@ class Train(Section):
         description='KL from the reference, subtracted from the reward: {name = "k1", beta = 0.05}; unset: none',
     )
     mask_truncated: bool = Field(
-        default=False, description="leave answers that were cut off at max_tokens out of the loss (overlong filtering)"
+        default=False,
+        description="leave answers that were cut off, as at max_tokens, out of the loss (overlong filtering)",
     )
     critic: NamedPiece | None = Field(
         default=None,

@@ -18,7 +18,8 @@ class FinishReason(StrEnum):
     stop = "stop"  # the policy sampled an end-of-sequence token, or a stop string appeared
     length = "length"  # the token limit or the end of the model's context was reached: the answer is truncated
     turns = "turns"  # the limit of turns, or one of the environment, was reached, and it would have gone on
-    abort = "abort"  # the engine abandoned the request, or the environment failed
+    abort = "abort"  # the engine abandoned the request
+    error = "error"  # the environment failed: the episode has no reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +111,8 @@ class Rollout:
 
     @property
     def truncated(self) -> bool:
-        """Whether the answer did not end by itself."""
-        return self.finish_reason is not FinishReason.stop
+        """Whether the answer was cut off, and would have gone on. One whose environment failed was not cut."""
+        return self.finish_reason not in (FinishReason.stop, FinishReason.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -88,7 +88,7 @@ def test_a_turn_is_cut_at_its_own_limit_closed_and_answered() -> None:
     (rollout,) = play(environment, ["Far too long.", "Yes."])
     assert text(environment, rollout, sampled=True) == ["Far ", "Yes."]
     assert text(environment, rollout, sampled=False) == ["<|end|>\n<|user|>1 left.<|end|>\n<|assistant|>"]
-    assert rollout.finish_reason is FinishReason.length
+    assert rollout.finish_reason is FinishReason.stop  # the environment declared it over
 
 
 def test_a_result_that_does_not_fit_ends_the_episode_and_the_tokens_before_it_are_trained() -> None:

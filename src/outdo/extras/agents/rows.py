@@ -12,7 +12,7 @@ from outdo.types.rows import UNKNOWN_EXPERT
 
 
 def lay_out(sessions: Sequence[Session], conversations: Sequence[Conversation]) -> None:
-    """Give the episodes of a group their tokens.
+    """Give the episodes of a group their tokens, and the reason for their end: that of their longest conversation.
 
     The agents of a group may write different prompts. The prompt of the group is as much as is equal in all of them;
     the rest belongs to the rows, and is not trained.
@@ -32,7 +32,7 @@ def lay_out(sessions: Sequence[Session], conversations: Sequence[Conversation]) 
             continue
         _fill(conversation, of_session, shared)
         if conversation.failure is None:
-            conversation.finish_reason = session.ended_by or of_session[0].completion.finish_reason
+            conversation.finish_reason = session.ended_by or of_session[0].finish_reason
 
 
 def _shared(tokens: Sequence[int], others: Sequence[int]) -> int:

@@ -47,6 +47,7 @@ class Node:
     messages: Sequence[Message]
     token_ids: tuple[int, ...]  # all tokens before the answer
     completion: Completion
+    finish_reason: FinishReason  # of the completion; but `stop` for an answer as long as its call asked for
     text: str
 
     @property
@@ -68,6 +69,7 @@ class Prepared:
     template: Template
     parent: Node | None
     request: Request
+    limit: int  # tokens that the run allows for the answer, whatever the call asks for
 
 
 class Session:
@@ -117,21 +119,22 @@ class Session:
         digest = hashlib.blake2b(repr(token_ids).encode(), digest_size=8).hexdigest()
         stream = self.stream._replace(purpose=f"{self.stream.purpose}/{digest}/{self._asked[digest]}")
         self._asked[digest] += 1
-        limits = [limit for limit in (room, call.max_tokens, self.limits.turn_tokens) if limit is not None]
+        limit = min(room, self.limits.turn_tokens or room)
         request = Request(
             token_ids=token_ids,
             stream=stream,
-            max_tokens=min(limits),
+            max_tokens=min(limit, call.max_tokens or limit),
             prompt_length=_prompt_length(token_ids, parent),
             episode=self.stream,
         )
-        return Prepared(call=call, template=template, parent=parent, request=request)
+        return Prepared(call=call, template=template, parent=parent, request=request, limit=limit)
 
     def record(self, prepared: Prepared, completion: Completion, text: str) -> ChatAnswer:
         """Keep what the engine sampled, and return it as the answer to the call."""
         call, request = prepared.call, prepared.request
         message = self._message(prepared, completion)
         keys = tuple(map(message_key, [*call.messages, message]))
+        as_wanted = completion.finish_reason is FinishReason.length and request.max_tokens < prepared.limit
         node = Node(
             parent=prepared.parent,
             tools=_key(call.tools),
@@ -139,6 +142,7 @@ class Session:
             messages=[*call.messages, message],
             token_ids=request.token_ids,
             completion=completion,
+            finish_reason=FinishReason.stop if as_wanted else completion.finish_reason,
             text=text,
         )
         self.nodes.append(node)

@@ -10,6 +10,8 @@
 | tinker | `initial_observation()`, `step(action)`, or `make_envs()`; see `tinker.py` |
 
 All but TRL's and tinker's read a turn as text, with its thinking and without the token that ends it (`reply_to_text`).
+They say in every step whether the episode is done. One of SkyRL's or OpenRLHF's that is not, and leaves the policy
+nothing to read, cannot go on here: it is truncated.
 """
 
 import hashlib
@@ -63,9 +65,9 @@ def seed_of(prompt: Prompt) -> int:
     return int.from_bytes(hashlib.sha256(prompt.id.encode()).digest()[:4], "big") // 2
 
 
-def user(text: str) -> list[Message]:
-    """Return a text as a user's message; none if it is empty."""
-    return [{"role": "user", "content": text}] if text else []
+def user(text: str) -> Message:
+    """Return a text as a user's message, also one without text: an episode that is not done goes on."""
+    return {"role": "user", "content": text}
 
 
 class AdaptedEpisode:
@@ -115,7 +117,7 @@ class SkyrlEpisode(AdaptedEpisode):
         """Make the environment, and return what `init` adds to the prompt."""
         config = _Config(self.options.get("env_config", {}))
         self.environment = self.make(**{**self.options, "env_config": config, "extras": row_of(prompt)})
-        given = user(prompt.text) if isinstance(prompt.text, str) else list(prompt.text)
+        given = [user(prompt.text)] if isinstance(prompt.text, str) else list(prompt.text)
         returned, *_ = self.environment.init([dict(message) for message in given])
         messages = list(returned)
         if messages[: len(given)] != given:
@@ -126,7 +128,8 @@ class SkyrlEpisode(AdaptedEpisode):
         """Return the answer of `step` to a turn."""
         output = self.environment.step(text)
         messages = [cast("Message", dict(message)) for message in output["observations"]]
-        return Reply(messages=messages, reward=number(output.get("reward")), done=bool(output["done"]))
+        done, reward = bool(output["done"]), number(output.get("reward"))
+        return Reply(messages=messages, reward=reward, done=done, truncated=not (done or messages))
 
 
 class TextArenaEpisode(AdaptedEpisode):
@@ -158,7 +161,7 @@ class TextArenaEpisode(AdaptedEpisode):
         """Make a move, and return what the player sees next."""
         with self._own_random():
             done, _ = self.environment.step(action=text)
-            return Reply(done=True) if done else Reply(messages=user(self._observation()))
+            return Reply(done=True) if done else Reply(messages=[user(self._observation())])
 
     def final_reward(self) -> float | None:
         """End the game, and return the reward of the player; none if the game was not played to its end."""
@@ -216,7 +219,8 @@ class OpenRlhfEpisode(AdaptedEpisode):
         output = await awaited(self.environment.step({**states, "sampling_params": None}))
         feedback = str(output.get("environment_feedback", ""))
         self.observation += text + feedback
-        return Reply(text=feedback, reward=number(output.get("rewards")), done=bool(output.get("done")))
+        done, reward = bool(output.get("done")), number(output.get("rewards"))
+        return Reply(text=feedback, reward=reward, done=done, truncated=not (done or feedback))
 
 
 class GymEpisode(AdaptedEpisode):
@@ -234,7 +238,7 @@ class GymEpisode(AdaptedEpisode):
         """Take a step, and return what is observed next."""
         observation, reward, terminated, truncated, _ = self.environment.step(text)
         done = bool(terminated or truncated)
-        messages = () if done else user(str(observation))
+        messages = () if done else [user(str(observation))]
         return Reply(messages=messages, reward=number(reward), done=done, truncated=bool(truncated and not terminated))
 
 

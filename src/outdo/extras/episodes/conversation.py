@@ -72,7 +72,7 @@ class Conversation:
         self.messages += messages
 
     def fail(self, error: Exception) -> None:
-        """End the episode, because the environment failed: it has a verdict, and no reward.
+        """End the episode, if it has not ended, because the environment failed: it has a verdict, and no reward.
 
         A `MachineError` is raised again: without what a tool needs, no episode can go on.
         """
@@ -82,7 +82,7 @@ class Conversation:
         self.failure = (
             output_without_value(Status.timed_out, str(error), NAME) if late else output_of_error(error, NAME)
         )
-        self.finish_reason = FinishReason.abort
+        self.finish_reason = self.finish_reason or FinishReason.error
 
     def checked_reward(self, reward: object) -> float:
         """Return a reward of the environment; True and False also say whether the episode is right.

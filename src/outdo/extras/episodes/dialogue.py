@@ -237,7 +237,7 @@ class Dialogue:
             conversation.fail(error)
             return False
         if reply.ends:
-            conversation.finish_reason = FinishReason.turns if reply.truncated else turn.finish_reason
+            conversation.finish_reason = reply.finish_reason(turn.finish_reason)
         elif conversation.turns == self.turns:
             conversation.finish_reason = FinishReason.turns
         elif self._room(conversation, sampling) <= len(following):  # no token would be left for the next turn

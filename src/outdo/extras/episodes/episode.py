@@ -3,7 +3,7 @@
     class Guess:                                     # one object for each episode
         def __init__(self, highest=100): ...         # options of the recipe
         def begin(self, prompt): ...                 # may return text for the last message of the prompt, or messages
-        def reply(self, message): ...                # -> Reply, a str (a user's message) or None (the end)
+        def reply(self, message): ...                # -> Reply, a str (a user's message) or None (nothing to say)
         def final_reward(self): ...                  # when the episode has ended, for whatever reason
         @staticmethod
         def group_rewards(episodes): ...             # when all episodes of a question have ended, for each of them
@@ -27,7 +27,7 @@ from typing import Any
 from outdo.extras.episodes.template import Parsed, Template, call_id
 from outdo.extras.episodes.tools import LateError, ToolBox, ToolError
 from outdo.models.prompt_encoding import Message
-from outdo.types import Prompt
+from outdo.types import FinishReason, Prompt
 from outdo.utils.errors import MachineError
 from outdo.utils.event_loop import EventLoop
 from outdo.utils.text import counted, text_or_json
@@ -44,19 +44,29 @@ LONGEST_ERROR = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an environment answers to a turn of the policy. Without messages, text and tokens the episode ends."""
+    """What an environment answers to a turn of the policy. Without messages, text and tokens the episode ends.
+
+    `done` says that the episode is over, whatever ended the turn: its state is terminal. An environment that only has
+    nothing to say does not know whether the turn was complete; such an episode ends for the reason of its last turn.
+    """
 
     messages: Sequence[Message] = ()  # of a user or a tool
     text: str = ""  # follows the turn as it is, without the chat template, in place of messages
     token_ids: Sequence[int] = ()  # the same as tokens
     reward: float | None = None  # of this turn, added to the reward of the episode; None: it has none
     done: bool = False
-    truncated: bool = False  # the episode ends here, although the environment would have gone on
+    truncated: bool = False  # the episode ends here, although the environment would have gone on; also with `done`
 
     @property
     def ends(self) -> bool:
         """Whether the episode ends with this turn."""
         return self.done or self.truncated or not (self.messages or self.text or self.token_ids)
+
+    def finish_reason(self, turn: FinishReason) -> FinishReason:
+        """Return why an episode ended that ends with this reply to a turn, which itself ended for the reason `turn`."""
+        if self.truncated:
+            return FinishReason.turns
+        return FinishReason.stop if self.done else turn
 
 
 class Player:
@@ -201,7 +211,7 @@ def _loop() -> EventLoop:
 def _to_reply(value: Any) -> Reply:
     """Return what `reply` returned as a `Reply`. Raises `TypeError` if it is none."""
     if value is None:
-        return Reply(done=True)
+        return Reply()
     reply = Reply(messages=[_user(value)]) if isinstance(value, str) else value
     if not isinstance(reply, Reply):
         raise TypeError(f"reply returned {type(value).__name__}; expected Reply, a str or None")

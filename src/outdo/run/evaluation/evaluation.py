@@ -11,7 +11,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
 from outdo.run.evaluation.held_out_completions import HeldOutCompletion
 from outdo.run.metrics.across_questions import distinct_words
-from outdo.types import FinishReason, Group, Prompt, Rollout
+from outdo.types import Group, Prompt, Rollout
 from outdo.utils.outcome import mcnemar
 from outdo.utils.text import NO_SPREAD, between, counted
 
@@ -109,7 +109,7 @@ class Evaluation:
     def summary(self) -> dict[str, float | int | list[float]]:
         """Return the numbers that `outdo eval --json` prints."""
         rollouts = [rollout for group in self.groups for rollout in group.rollouts]
-        cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
+        cut = sum(rollout.truncated for rollout in rollouts)
         failed = sum(not rollout.scored for rollout in rollouts)
         several = sorted({2**power for power in range(1, self.k.bit_length())} | {self.k} - {1})
         return {

@@ -80,7 +80,7 @@ def _completion_metrics(step: Step) -> dict[str, float | None]:
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     lengths = [rollout.sampled_tokens for rollout in rollouts]
     of_environments = sum(len(rollout.token_ids) for rollout in rollouts) - sum(lengths)
-    cut = sum(rollout.finish_reason is not FinishReason.stop for rollout in rollouts)
+    cut = sum(rollout.truncated for rollout in rollouts)
     return {
         "completions/mean_length": sum(lengths) / max(1, len(lengths)),
         "completions/min_length": float(min(lengths, default=0)),
@@ -99,16 +99,22 @@ def _episode_metrics(step: Step) -> dict[str, float | None]:
     for rollout in rollouts:
         counts.update(rollout.counts)  # keeps a count of 0
     metrics: dict[str, float | None] = {name: float(count) for name, count in counts.items()}
-    turns = step.batch.turn.amax(1) + 1 if len(step.batch) else step.batch.turn[:, 0]
-    if (turns > 1).any():
-        at_limit = sum(rollout.finish_reason is FinishReason.turns for rollout in rollouts)
-        metrics |= {"completions/mean_turns": _mean(turns), "completions/turns_ratio": at_limit / max(1, len(rollouts))}
+    metrics |= _turn_metrics(step.batch, rollouts)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
     if "engine/tokens_read" in counts:
         metrics["engine/tokens_read_per_sampled"] = counts["engine/tokens_read"] / sampled if sampled else None
     calls = [rollout.counts["tools/calls"] for rollout in rollouts if "tools/calls" in rollout.counts]
     metrics |= _tool_metrics(counts, calls) | _metrics_of_each_tool(rollouts)
     return metrics | _environment_metrics(rollouts, counts)
+
+
+def _turn_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
+    """Return the number of turns, and how many episodes ended at a limit of them; empty for single answers."""
+    turns = batch.turn.amax(1) + 1 if len(batch) else batch.turn[:, 0]
+    at_limit = sum(rollout.finish_reason is FinishReason.turns for rollout in rollouts)
+    if not at_limit and not (turns > 1).any():
+        return {}
+    return {"completions/mean_turns": _mean(turns), "completions/turns_ratio": at_limit / max(1, len(rollouts))}
 
 
 def _environment_metrics(rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float | None]:
