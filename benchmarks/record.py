@@ -33,7 +33,7 @@ SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000"
 def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
     """Yield the seconds of each step with its record, and those of the record alone."""
     run = build_run(recipe)
-    recorder = recorder_of(run.recipe, run.models.policy, run.objective, run.prompts)
+    recorder = recorder_of(run.recipe, run.models.policy, run.advantage, run.objective, run.prompts)
     before = 0.0  # seconds of the part before the update
 
     def sample(policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:

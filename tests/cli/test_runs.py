@@ -75,8 +75,26 @@ def test_a_dry_run_shows_one_scored_group_and_writes_nothing(outdo, model, sums,
     assert "question " in done.out
     assert "answer 2: reward 0.000, wrong, 8 tokens, cut off" in done.out
     assert "answer 3" not in done.out
-    assert "the group: its rewards are all equal" in done.out
+    assert "the group: it would teach nothing: the advantage group_standardised is 0 for all of its answers" in done.out
     assert list(tmp_path.iterdir()) == []
+
+
+TAUGHT = [
+    ("train.advantage=reward", "it would teach nothing: the advantage reward is 0 for all"),
+    ("train.objective=ppo", "what it would teach is known in a step: the advantage gae needs values"),
+    ("rewards=mine.py:paid", "it would teach something: the advantage group_standardised is not 0"),
+    ("rewards=mine.py:none", "no answer has a reward, so it would teach nothing"),
+]
+
+
+@pytest.mark.parametrize(("setting", "said"), TAUGHT)
+def test_a_dry_run_asks_the_advantage_what_its_group_teaches(outdo, model, sums, tmp_path, monkeypatch, setting, said):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "def paid(completion): return sum(map(ord, completion)) * 1.0\ndef none(completion): return None\n"
+    )
+    done = outdo("train", f"model={model}", f"data.path={sums}", *SMALL, setting, "--dry-run")
+    assert f"the group: {said}" in done.out, done.error
 
 
 @pytest.mark.parametrize("option", ["--profile", "--resume", "--restarts=1"])

@@ -70,7 +70,7 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         ),
         (
             ["train.objective=ppo", "train.dynamic_sampling=1"],
-            "gae also learns from a group whose rewards are all equal",
+            "when a group is sampled its advantages are not known: gae needs the values of a critic",
         ),
         (
             ["train.objective={name='kl_cov', batch_transform='high_entropy'}"],

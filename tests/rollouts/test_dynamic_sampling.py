@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from zlib import crc32
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from engine_cases import fresh, tokens
 
-from outdo.algorithms.advantages import group_standardised, per_token
+from outdo.algorithms.advantages import Advantage, gae, gdpo, group_standardised, per_token, reinforce_pp, remax
+from outdo.algorithms.advantages.signal import groups_with_signal
 from outdo.algorithms.objectives.presets import grpo
 from outdo.data.prompts import Prompts
 from outdo.loop import in_turn, train
@@ -27,6 +29,7 @@ from outdo.utils.errors import RewardError
 SAMPLING = SamplingParams(max_tokens=12)
 QUESTIONS = [Prompt(id=str(n), text=f"question {n}", token_ids=tokens(3, n), answer="yes") for n in range(12)]
 POLICY = fresh()
+ADVANTAGE = per_token(group_standardised)
 
 
 class Recording(ScriptedEngine):
@@ -61,7 +64,8 @@ def dynamic(
 ) -> tuple[DynamicSampling, Prompts]:
     """Three questions a step, in the file's order."""
     prompts = Prompts(QUESTIONS, per_step=3, shuffle=False)
-    return DynamicSampling(group_sampler(script, **settings), prompts, rounds=rounds), prompts
+    sampler = group_sampler(script, **settings)
+    return DynamicSampling(sampler, prompts, advantage=ADVANTAGE, rounds=rounds), prompts
 
 
 def ids(sampled: Sampled) -> list[str]:
@@ -109,9 +113,32 @@ def test_dropped_tokens_are_those_that_the_policy_sampled():
         return replace(answer, loss_mask=(True, *[False] * (len(answer.token_ids) - 1)))
 
     questions = next(iter(prompts))
-    sampled = DynamicSampling(of_episodes, prompts, rounds=1)(POLICY, questions, step=1)
+    sampled = DynamicSampling(of_episodes, prompts, advantage=ADVANTAGE, rounds=1)(POLICY, questions, step=1)
     assert sampled.metrics["dynamic_sampling/dropped"] == 6
     assert sampled.metrics["dynamic_sampling/dropped_tokens"] == 6 * 2
+
+
+def test_an_advantage_that_depends_on_more_than_the_group_is_refused():
+    prompts = Prompts(QUESTIONS, per_step=3)
+    with pytest.raises(ValueError, match="dynamic sampling: the advantage needs values, which sampled groups do not"):
+        DynamicSampling(group_sampler(mixed_for()), prompts, advantage=gae, rounds=1)
+    with pytest.raises(ValueError, match="also learns from a group whose rewards are all equal"):
+        DynamicSampling(group_sampler(mixed_for()), prompts, advantage=reinforce_pp, rounds=1)
+
+
+def test_a_group_is_dropped_by_what_the_advantage_compares():
+    """The two parts of each answer's reward add up to 1: the sums of all groups are equal, and the parts are not."""
+
+    def wrong(completion: str) -> float:
+        return float(completion == "no")
+
+    def sampled(advantage: Advantage) -> Sampled:
+        prompts = Prompts(QUESTIONS, per_step=3, shuffle=False)
+        sampler = group_sampler(mixed_for("1"), [right, wrong])
+        return DynamicSampling(sampler, prompts, advantage=advantage, rounds=1)(POLICY, next(iter(prompts)), step=1)
+
+    assert ids(sampled(ADVANTAGE)) == []
+    assert ids(sampled(partial(gdpo, weights={"right": 1.0, "wrong": 2.0}))) == ["1"]
 
 
 def test_a_step_without_an_informative_group_updates_nothing():
@@ -125,7 +152,7 @@ def test_a_step_without_an_informative_group_updates_nothing():
 
 def test_no_random_number_is_used_twice_even_if_few_questions_are_repeated():
     prompts = Prompts(QUESTIONS[:2], per_step=3, shuffle=False)
-    sampler = DynamicSampling(group_sampler(mixed_for(), greedy_baseline=True), prompts, rounds=3)
+    sampler = DynamicSampling(group_sampler(mixed_for(), greedy_baseline=True), prompts, advantage=ADVANTAGE, rounds=3)
     for step, questions in enumerate(islice(prompts, 2), 1):
         sampler(POLICY, questions, step=step)
     streams = [request.stream for request in sampler.sampler.engine.requests]
@@ -144,7 +171,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run():
 
     def new_run() -> tuple[Prompts, DynamicSampling]:
         prompts = Prompts(QUESTIONS, per_step=3, seed=5)
-        return prompts, DynamicSampling(group_sampler(by_chance), prompts, rounds=2)
+        return prompts, DynamicSampling(group_sampler(by_chance), prompts, advantage=ADVANTAGE, rounds=2)
 
     uninterrupted = run(*new_run(), 1, 8)
     assert len({metrics["dynamic_sampling/rounds"] for _, metrics in uninterrupted}) > 1
@@ -185,7 +212,7 @@ def test_the_baseline_is_the_reward_of_the_greedy_answer_which_is_not_trained_on
     assert [each.stream.purpose for each in sampler.engine.requests] == ["train"] * 4 + ["train/baseline"] * 2
     assert [(group.baseline, len(group.rollouts)) for group in groups] == [(baseline, 2)] * 2
     assert Batch.from_groups(groups).baselines.tolist() == [baseline] * 4
-    assert [group.informative for group in groups] == [greedy == "no"] * 2
+    assert groups_with_signal(remax, groups) == [greedy == "no"] * 2
 
 
 def test_a_group_without_a_baseline_is_counted_and_not_trained_on():

@@ -79,13 +79,13 @@ def test_a_state_goes_on_with_the_questions_after_the_finished_step():
 
 def test_every_question_is_trained_or_dropped():
     prompts = Prompts(QUESTIONS, per_step=4)
-    sampler = DynamicSampling(scripted(prompts), prompts, rounds=3)
+    sampler = DynamicSampling(scripted(prompts), prompts, advantage=per_token(group_standardised), rounds=3)
     steps = iter(rollouts := InTurn(sampler, prompts, fresh()))
     trained = sum(len(next(steps)[1].groups) for _ in range(3))
     ledger = rollouts.ledger(after=3)
     assert ledger["asked"] == ledger["answered"] == prompts.position
     assert ledger["trained"] == trained
-    assert ledger["why"] == {"rewards_all_equal": prompts.position - trained}
+    assert ledger["why"] == {"no_advantage": prompts.position - trained}
     assert ledger["dropped"] > 0
 
 

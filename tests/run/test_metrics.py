@@ -41,15 +41,16 @@ def test_verdicts_without_a_reward_are_no_right_answers() -> None:
     assert not {"right", "frac_all_right", "frac_all_wrong"} & found.keys()
 
 
-def test_the_share_of_groups_with_signal_is_what_dynamic_sampling_keeps() -> None:
-    groups = [
+def test_groups_whose_rewards_have_no_spread_are_counted_as_trl_counts_them() -> None:
+    """A baseline is no reward of the group, and how large rewards are beside their difference does not matter."""
+    equal = [
         group(rollout(1, 0.3), rollout(1, 0.1 + 0.2)),  # a rounding error apart
         group(rollout(1, 1.0), rollout(1, 1.0), baseline=0.0),
         group(rollout(1, 0.5, status="failed"), rollout(1, 1.0)),
-        group(rollout(1, 0.5), rollout(1, 1.0)),
     ]
-    kept = [each for each in groups if each.informative]
-    assert metrics(*groups)["frac_reward_zero_std"] == 1 - len(kept) / len(groups) == 0.5
+    different = [group(rollout(1, 0.5), rollout(1, 1.0)), group(rollout(1, 5000.0), rollout(1, 5000.004))]
+    unscored = group(rollout(1, 0.0, status="failed"))
+    assert metrics(*equal, *different, unscored)["frac_reward_zero_std"] == pytest.approx(3 / 5)
 
 
 def test_a_step_writes_the_sample_sizes_of_its_means() -> None:

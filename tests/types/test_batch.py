@@ -237,26 +237,6 @@ def test_the_representation_of_a_step_and_its_parts_is_a_line_and_not_its_tensor
     assert repr(update) == "Update(loss 0.25, tokens: logprobs)"
 
 
-@pytest.mark.parametrize(
-    ("values", "baseline", "informative"),
-    [
-        ([0.31, 0.32], None, True),  # both wrong, and one is better
-        ([0.3, 0.1 + 0.2], None, False),  # a rounding error apart
-        ([1.0, 1.0], None, False),
-        ([1.0, 1.0], 0.0, True),
-        ([1.0], None, False),
-        ([], 0.5, False),
-    ],
-)
-def test_a_group_has_signal_if_its_rewards_differ(
-    values: list[float], baseline: float | None, informative: bool
-) -> None:
-    made = tuple(rollout(1, value) for value in values)
-    unscored = rollout(1, 5.0, status="failed")
-    group = Group(prompt=Prompt(id="7", text="?", token_ids=(1,)), rollouts=(*made, unscored), baseline=baseline)
-    assert group.informative is informative
-
-
 # ------------------------------------------------------------------------------------------------------------- turns
 
 

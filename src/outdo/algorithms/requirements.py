@@ -22,6 +22,7 @@ class Requires:
     entropy: bool = False  # `scores.entropy`, with a gradient
     right: bool = False  # `batch.right`: which answers are right
     whole_groups: bool = False  # no micro-batch may split a group
+    whole_batch: bool = False  # all groups of the step: whether an answer gets an advantage depends on other groups
 
     def __or__(self, other: "Requires") -> "Requires":
         return Requires(**{each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)})

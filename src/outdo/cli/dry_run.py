@@ -1,9 +1,12 @@
 """`outdo train --dry-run`: sample and score one group, and show it."""
 
+from outdo.algorithms.advantages.base import Advantage
+from outdo.algorithms.advantages.signal import cannot_be_asked, groups_with_signal
 from outdo.config.fields import Shard
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.run.build.build import build_run
+from outdo.run.build.method import advantage_of_rewards
 from outdo.run.display import Display
 from outdo.types import Group, Sampled
 from outdo.utils.text import counted, excerpt
@@ -17,8 +20,10 @@ def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> in
             display.say(note)
         with display.working("sampling one group"):
             sampled = Sampled.of(run.sampler(run.models.policy, run.prompts.take(1), step=1))
+        advantage = advantage_of_rewards(recipe, dict(zip(run.reward.names, run.reward.weights, strict=True)))
         for group in sampled.groups:
             _show(group, display)
+            display.say(f"the group: {_signal(recipe.advantage.name, advantage, group)}")
     finally:
         run.close()
     display.say("dry run: nothing was trained, and nothing was written")
@@ -46,5 +51,14 @@ def _show(group: Group, display: Display) -> None:
         ended = "" if not rollout.truncated else ", cut off"
         display.say(f"answer {number}: {described}, {counted(rollout.sampled_tokens, 'token')}{ended}")
         display.say(excerpt(rollout.text))
-    signal = "its rewards differ" if group.informative else "its rewards are all equal, so it would teach nothing"
-    display.say(f"the group: {signal}")
+
+
+def _signal(name: str, advantage: Advantage, group: Group) -> str:
+    """Say whether the policy would learn from the rewards of a group."""
+    if not any(rollout.scored for rollout in group.rollouts):
+        return "no answer has a reward, so it would teach nothing"
+    if reason := cannot_be_asked(advantage):
+        return f"what it would teach is known in a step: the advantage {name} {reason}"
+    if groups_with_signal(advantage, [group])[0]:
+        return f"it would teach something: the advantage {name} is not 0 for all of its answers"
+    return f"it would teach nothing: the advantage {name} is 0 for all of its answers"

@@ -23,6 +23,7 @@ from outdo.config.names import (
     INCOMPATIBLE_WITH_KL_IN_REWARD,
     LOWEST_LOSS_0,
     NOT_COMPOSED,
+    NOT_OF_THE_GROUP,
     OBJECTIVES,
     PLACES,
     REWARDS,
@@ -229,12 +230,13 @@ def _discount_above_one(recipe: Recipe) -> Iterator[str]:
             yield f"train.advantage.{name} = {value}: expected a number from 0 to 1"
 
 
-def _dynamic_sampling_needs_group_comparison(recipe: Recipe) -> Iterator[str]:
-    name = recipe.advantage.name
-    relative = name in GROUP_RELATIVE - {"gdpo", "optimal_token"} or name == "remax" or ":" in name
-    rounds = recipe.train.dynamic_sampling
-    if rounds and not relative:
-        yield f"train.dynamic_sampling = {rounds}: {name} also learns from a group whose rewards are all equal"
+def _dynamic_sampling_asks_the_advantage(recipe: Recipe) -> Iterator[str]:
+    name, rounds = recipe.advantage.name, recipe.train.dynamic_sampling
+    if rounds and name in NOT_OF_THE_GROUP:
+        yield (
+            f"train.dynamic_sampling = {rounds}: it drops groups whose advantages are all 0, and when a group is "
+            f"sampled its advantages are not known: {name} {NOT_OF_THE_GROUP[name]}"
+        )
 
 
 RATIO_CAPS_OF_CORRECTIONS = {"truncate": ("high",), "mask": ("high",), "sequence_mask": ("high",)}
@@ -283,7 +285,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     ),
     _discount_above_one: ("train.advantage", "train.objective"),
     _ratio_cap_below_one: ("train.objective",),
-    _dynamic_sampling_needs_group_comparison: ("train.dynamic_sampling", "train.advantage", "train.objective"),
+    _dynamic_sampling_asks_the_advantage: ("train.dynamic_sampling", "train.advantage", "train.objective"),
     _compat_needs_composed_objective: ("train.compat", "train.objective"),
 }
 """The rules that refuse a method, and the settings that each of them reads."""

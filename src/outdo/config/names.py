@@ -92,6 +92,15 @@ WITH_CRITIC = frozenset({"gae"})
 WITH_REFERENCE = frozenset({"distillation"})
 """Advantages that need a model besides the policy. `requires` marks them too, but a check does not import the marks."""
 
+NOT_OF_THE_GROUP = {
+    "gae": "needs the values of a critic",
+    "reinforce_pp": "compares its answers with those of all other groups",
+    "distillation": "uses no reward",
+    "optimal_token": "needs the probabilities of the policy",
+}
+"""Advantages of which it is not known, when a group is sampled, whether they are 0 in it, and why. `requires` marks
+them too, but a check does not import the marks."""
+
 WITHOUT_RATIO = frozenset({"reinforce", "rloo", "remax", "opo", "gpg", "rejection"})
 """Objectives without a ratio: they do not correct for changes of the policy since it sampled."""
 

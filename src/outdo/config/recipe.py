@@ -168,7 +168,7 @@ class Train(Section):
     group_size: Count = Field(default=8, description="answers per question (G)")
     dynamic_sampling: CountOrZero = Field(
         default=0,
-        description="largest number of further rounds that replace groups whose rewards are all equal",
+        description="largest number of further rounds that replace groups whose advantages are all 0",
     )
     max_staleness: CountOrZero = Field(
         default=0, description="steps by which sampling runs ahead of training; 0: they alternate; see staleness.md"

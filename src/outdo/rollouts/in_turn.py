@@ -181,7 +181,7 @@ def sample_counted(
 def counts_of(groups: Sequence[Group], asked: int) -> Counter[str]:
     """Return what became of the questions of a step."""
     trained = sum(any(rollout.scored for rollout in group.rollouts) for group in groups)
-    return Counter(trained=trained, no_reward=len(groups) - trained, rewards_all_equal=asked - len(groups))
+    return Counter(trained=trained, no_reward=len(groups) - trained, no_advantage=asked - len(groups))
 
 
 def ledger_of(counts: Mapping[str, int], *, sampled: int = 0, unfinished: int = 0) -> dict[str, Any]:

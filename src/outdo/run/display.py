@@ -137,11 +137,18 @@ class Display:
         moved = [f"moved as intended {metrics['moved_right_way']:.0%}"] if "moved_right_way" in metrics else []
         if "reward" not in metrics:
             dropped = metrics.get("dynamic_sampling/dropped", 0) > 0
-            return [*moved, "every group has equal rewards" if dropped else "no answer has a reward"]
+            return [*moved, "no group has an advantage" if dropped else "no answer has a reward"]
         change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
         right = [f"right {metrics['right']:.0%}"] if "right" in metrics else []
-        differ = [] if self.live else [f"rewards differ {1 - metrics['frac_reward_zero_std']:.0%}"]  # in so many groups
+        differ = [] if self.live else _spread(metrics)
         return [*moved, f"reward {metrics['reward']:.3f}{change}", *right, *differ]
+
+
+def _spread(metrics: Mapping[str, float]) -> list[str]:
+    """Return in how many groups rewards differ, and how many have an advantage if these are not the same number."""
+    differ, taught = 1 - metrics["frac_reward_zero_std"], 1 - metrics["frac_zero_advantage"]
+    same = math.isclose(differ, taught, abs_tol=0.005)
+    return [f"rewards differ {differ:.0%}", *([] if same else [f"with an advantage {taught:.0%}"])]
 
 
 def _rewards_line(kind: str, numbers: Mapping[str, float]) -> str:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
+from outdo.algorithms.advantages.base import Advantage
 from outdo.algorithms.objectives.base import Objective
 from outdo.config.names import WATCHERS
 from outdo.config.recipe import Recipe
@@ -32,7 +33,9 @@ class Watcher:
         """Whether it writes a record of the last step, which the run counts."""
         return False
 
-    def attach(self, recipe: Recipe, models: Models, objective: Objective, prompts: Prompts[Prompt]) -> None:
+    def attach(
+        self, recipe: Recipe, models: Models, advantage: Advantage, objective: Objective, prompts: Prompts[Prompt]
+    ) -> None:
         """Get the objects of the run, when they are loaded. Every setting of `recipe` is filled in."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:

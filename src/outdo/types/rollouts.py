@@ -1,6 +1,5 @@
 """What is sampled: a prompt, the completions of it, and rollouts with their rewards, in groups."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -127,23 +126,6 @@ class Group:
         """Return a line without the tokens: what a notebook shows."""
         rewards = ", ".join(f"{each.reward:.4g}" if each.scored else each.status for each in self.rollouts)
         return f"Group(prompt {self.prompt.id!r}, {counted(len(self.rollouts), 'rollout')}, rewards [{rewards}])"
-
-    @property
-    def informative(self) -> bool:
-        """Whether two scored rewards, or one of them and the baseline, differ by more than rounding.
-
-        Otherwise `algorithms.advantages.group` gives every answer the advantage 0, or one of rounding.
-        """
-        rewards = [rollout.reward for rollout in self.rollouts if rollout.scored]
-        if not rewards:
-            return False
-        rewards += [] if self.baseline is None else [self.baseline]
-        return differ(rewards)
-
-
-def differ(rewards: Sequence[float]) -> bool:
-    """Return whether two of the rewards differ by more than rounding."""
-    return not math.isclose(min(rewards), max(rewards), rel_tol=1e-6, abs_tol=1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

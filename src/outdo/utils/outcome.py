@@ -5,8 +5,9 @@ and the column `right` of the record are True, False, or null where the verdict 
 has no metric `right` and no metric `eval/greedy`; there nothing is called right, and the mean reward and its parts
 stand in its place (`headline`).
 
-**Signal** is spread: two rewards of a group differ (`Group.informative`). Only then does a group-relative advantage
-have a gradient. The metric is `frac_reward_zero_std`, the share of the groups without spread.
+**Signal** is an advantage that is not 0: the method decides what it compares, such as the rewards of answers, of turns,
+or verdicts (`outdo.algorithms.advantages.signal`). The metric is `frac_zero_advantage`, the share of the groups without
+signal. `frac_reward_zero_std`, as in TRL, is the share of the groups whose rewards have no spread.
 """
 
 import math

@@ -18,6 +18,7 @@ METRICS = {
     "reward": 0.5,
     "right": 0.5,
     "frac_reward_zero_std": 0.25,
+    "frac_zero_advantage": 0.1,
     "sampling/sampling_logp_difference/max": 0.5,
     "sampling/corrected": 0.5,
     "num_trained_tokens": 40.0,

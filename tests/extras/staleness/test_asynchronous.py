@@ -11,6 +11,7 @@ from engine_cases import fresh, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.data.curriculum import Curriculum
 from outdo.data.prompts import Prompts
 from outdo.extras.staleness.asynchronous import AsynchronousRollouts
@@ -266,7 +267,7 @@ def test_the_ledger_has_each_question_in_one_place():
     sampler = GroupSampler(
         ScriptedEngine(answer), SingleTurn(load_reward(right)), group_size=2, sampling=SamplingParams(max_tokens=9)
     )
-    sampler = DynamicSampling(sampler, questions, rounds=1)
+    sampler = DynamicSampling(sampler, questions, advantage=per_token(group_standardised), rounds=1)
     ahead = sampling_ahead(sampler, lag=2, policy=policy, questions=questions)
     steps = iter(ahead)
     trained = sum(len(next(steps)[1].groups) for _ in range(2))
@@ -274,7 +275,7 @@ def test_the_ledger_has_each_question_in_one_place():
     ledger = ahead.ledger(after=2)
     assert ledger["asked"] == ledger["answered"] == questions.position
     assert ledger["trained"] == trained
-    assert ledger["why"] == {"rewards_all_equal": ledger["dropped"]}
+    assert ledger["why"] == {"no_advantage": ledger["dropped"]}
     ahead_of_it = [group for step in (3, 4) for group in ahead._batches[step].rollouts.result().sampled.groups]
     assert ledger["trained"] + ledger["dropped"] + len(ahead_of_it) <= ledger["asked"]
     closed(ahead)

@@ -6,6 +6,7 @@ import pytest
 from engine_cases import fresh, requests, shared
 from test_asynchronous import IN_ORDER, QUESTIONS, change_weights, closed, saved_and_loaded
 
+from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.data.prompts import Prompts
 from outdo.extras.staleness.partial_completions import PresampledEngine, continue_completions
 from outdo.extras.staleness.partial_rollouts import PartialRollouts
@@ -96,7 +97,11 @@ def ahead_of(policy, *, lag, rounds=0, calls=None):
     reward = load_reward(lambda completion: float(len(completion) % 3))
     sampling = SamplingParams(max_tokens=LENGTH)
     sampler = GroupSampler(PresampledEngine(engine), SingleTurn(reward), group_size=4, sampling=sampling)
-    sampler = DynamicSampling(sampler, questions, rounds=rounds) if rounds else sampler
+    sampler = (
+        DynamicSampling(sampler, questions, advantage=per_token(group_standardised), rounds=rounds)
+        if rounds
+        else sampler
+    )
     return PartialRollouts(sampler, questions, policy, lag=lag, last=LAST), engine
 
 

@@ -92,7 +92,9 @@ def rollouts_of(policy: Policy, engine: RemoteEngine, *, rounds: int = 0) -> InT
     environment = SingleTurn(load_reward(lambda completion: float(sum(map(ord, completion)) % 7)))
     sampler = GroupSampler(engine, environment, group_size=2, sampling=SAMPLING)
     prompts = Prompts(QUESTIONS, per_step=2)
-    return InTurn(DynamicSampling(sampler, prompts, rounds=rounds) if rounds else sampler, prompts, policy)
+    if rounds:
+        sampler = DynamicSampling(sampler, prompts, advantage=per_token(group_standardised), rounds=rounds)
+    return InTurn(sampler, prompts, policy)
 
 
 def train_steps(policy: Policy, rollouts: InTurn, steps: int) -> list[tuple[int, ...]]:

@@ -138,6 +138,7 @@ def gae(
     return batch.with_(advantages=whitened(advantages, mask, ddof=ddof) if whiten else advantages, returns=returns)
 
 
+@requires(whole_batch=True)
 def reinforce_pp(batch: Batch, *, gamma: float = 1.0, ddof: int = 1) -> Batch:
     """Returns-to-go Σ_{s>=t} γ^{s-t} r_s, whitened over the trained tokens; REINFORCE++ (arXiv 2501.03262).
 

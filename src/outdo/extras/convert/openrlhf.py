@@ -112,7 +112,7 @@ def _batch(c: Conversion, rows: int | None) -> None:
     put_epochs(c, "num_episodes", rows=rows)
     if given["dynamic_filtering"]:
         c.settings["train.dynamic_sampling"] = 10
-        c.remark("dynamic_filtering_reward_range", "outdo replaces groups whose rewards are all equal")
+        c.remark("dynamic_filtering_reward_range", "outdo replaces groups whose advantages are all 0")
 
 
 def _advantage(c: Conversion) -> None:

@@ -82,7 +82,7 @@ def _batch(c: Conversion) -> None:
         c.settings["train.dynamic_sampling"] = max(1, rounds - 1) if rounds > 0 else 10
         c.remark(
             "algorithm.filter_groups.enable",
-            "outdo replaces groups whose rewards are all equal, in up to train.dynamic_sampling rounds, as many as are "
+            "outdo replaces groups whose advantages are all 0, in up to train.dynamic_sampling rounds, as many as are "
             "missing; verl draws data.gen_batch_size questions each time",
         )
         given.read.add("data.gen_batch_size")

@@ -20,7 +20,8 @@ from outdo.utils.errors import UserError
 from outdo.utils.text import counted, for_terminal
 
 SHOWN = (
-    *("step", "reward", "reward_std", "right", "frac_reward_zero_std", "kl", "entropy", "grad_norm"),
+    *("step", "reward", "reward_std", "right", "frac_reward_zero_std", "frac_zero_advantage"),
+    *("kl", "entropy", "grad_norm"),
     *("completions/mean_length", "completions/clipped_ratio", "seconds", "tokens_per_second"),
 )
 """The metrics of training that are compared, besides those of the last evaluation."""

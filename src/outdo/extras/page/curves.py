@@ -42,6 +42,7 @@ DEFAULT_METRICS = (
     "eval/sampled",
     "moved_right_way",
     "reward",
+    "frac_zero_advantage",
     "frac_reward_zero_std",
     "frac_all_right",
     "frac_all_wrong",

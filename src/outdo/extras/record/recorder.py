@@ -9,6 +9,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from outdo.algorithms.advantages.base import Advantage
+from outdo.algorithms.advantages.signal import cannot_be_asked, groups_with_signal
 from outdo.algorithms.objectives.base import Objective
 from outdo.extras.record import parquet
 from outdo.extras.record.movement import movement_metrics
@@ -35,7 +37,8 @@ class Recorder:
     `moved_*` metrics are about these groups, and `moved/tokens` is their number of tokens.
 
     With `top` the record also has that many most probable tokens at each token of these groups, before and after the
-    step. Those before it are computed by `before`, which has to be called between sampling and update.
+    step. Those before it are computed by `before`, which has to be called between sampling and update. The method's
+    `advantage` tells it which groups will get a push; without it every group is expected to.
 
     `reading` measures what answers read of their questions, in `before` too.
     """
@@ -45,6 +48,7 @@ class Recorder:
         policy: Policy,
         objective: Objective,
         *,
+        advantage: Advantage | None = None,
         every: int = 1,
         after: float | Literal["all"] = 0.0625,
         top: int = 0,
@@ -53,6 +57,7 @@ class Recorder:
     ) -> None:
         self.policy = policy
         self.objective = objective
+        self.advantage = advantage
         self.every = every
         self.share = 1.0 if after == "all" else after
         self.top = top
@@ -77,8 +82,9 @@ class Recorder:
         """Measure what the answers of a step read, and their most probable tokens, before its first update.
 
         What they read is measured in the first step and in every `READ_EVERY`th. Which groups will be measured after
-        the step depends on the pushes. These are foreseen: groups whose rewards differ get one, and all groups if the
-        objective has other terms. Other groups have no such tokens before it.
+        the step depends on the pushes. These are foreseen: groups with an advantage that is not 0 get one, and all
+        groups if the advantage is not known yet or the objective has other terms. Other groups have no such tokens
+        before it.
         """
         self._before, self._read = None, ()
         if self.reading is not None and (step == 1 or step % READ_EVERY == 0):
@@ -93,8 +99,10 @@ class Recorder:
     def _foreseen(self, groups: Sequence[Group], trained: Sequence[int]) -> list[int]:
         """Return the numbers of the trained groups that get a push, as far as it is known before the update."""
         requires = self.objective.requires
-        everywhere = requires.reference or requires.entropy
-        return [number for number in trained if everywhere or groups[number].informative]
+        if requires.reference or requires.entropy or self.advantage is None or cannot_be_asked(self.advantage):
+            return list(trained)
+        signal = groups_with_signal(self.advantage, groups)
+        return [number for number in trained if signal[number]]
 
     def measure(self, step: Step, folder: Path) -> tuple[dict[str, float], Callable[[], None] | None]:
         """Do what must run before the weights change; return the metrics, and a function that writes the record.

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from outdo.algorithms.advantages.base import Advantage
 from outdo.algorithms.objectives.base import Objective
 from outdo.config.recipe import Recipe
 from outdo.data.formats import tools_of as tools_in
@@ -44,10 +45,13 @@ def recording(recipe: Recipe, folder: Path, display: Display, world: World) -> I
     yield _Recording(folder, display, world)
 
 
-def recorder_of(recipe: Recipe, policy: Policy, objective: Objective, prompts: Prompts[Prompt]) -> Recorder:
+def recorder_of(
+    recipe: Recipe, policy: Policy, advantage: Advantage, objective: Objective, prompts: Prompts[Prompt]
+) -> Recorder:
     """Return the recorder that a recipe describes."""
     reading = _reading(recipe, policy, prompts) if recipe.record.every else None
-    return Recorder(policy, objective, seed=recipe.seed, reading=reading, **recipe.record.model_dump())
+    settings = recipe.record.model_dump()
+    return Recorder(policy, objective, advantage=advantage, seed=recipe.seed, reading=reading, **settings)
 
 
 class _Recording(Watcher):
@@ -67,9 +71,11 @@ class _Recording(Watcher):
         self._error: RunFolderError | None = None  # of a record that could not be written
         self._step = 0  # the last one
 
-    def attach(self, recipe: Recipe, models: Models, objective: Objective, prompts: Prompts[Prompt]) -> None:
+    def attach(
+        self, recipe: Recipe, models: Models, advantage: Advantage, objective: Objective, prompts: Prompts[Prompt]
+    ) -> None:
         self.recipe, self.models = recipe, models
-        self.recorder = recorder_of(recipe, models.policy, objective, prompts)
+        self.recorder = recorder_of(recipe, models.policy, advantage, objective, prompts)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.recorder.load_state(state)

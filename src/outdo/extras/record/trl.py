@@ -9,6 +9,7 @@ Then `outdo inspect runs/mine` shows what was trained. A step of the record is a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from outdo.algorithms.advantages import compute_advantages, gdpo, group_centred, per_token
+from outdo.algorithms.advantages.signal import rewards_differ, signal_of
 from outdo.algorithms.objectives import presets
 from outdo.algorithms.objectives.base import ComposedObjective, Objective
 from outdo.algorithms.objectives.compat import compat
@@ -25,7 +28,8 @@ from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, sequence_mean, sequence_sum, token_mean
 from outdo.extras.record.external import TokenValues, Top, record_step, rewind
 from outdo.models.logprobs import top_tokens
-from outdo.types.rollouts import differ
+from outdo.types import Batch
+from outdo.types.rows import floats
 
 OUTCOMES_KEY = "outdo"
 """The key under which TRL's batches keep what they otherwise drop: rewards, and columns of the dataset."""
@@ -55,8 +59,8 @@ class TrlRecord(TrainerCallback):
     probable tokens are recorded at each token, before and after the step; this costs two further forward passes, one
     completion at a time.
 
-    TRL shuffles a generation, so that a step can train on a part of a group: `num_groups`, `reward_std` and
-    `frac_reward_zero_std` are those of the whole groups that have an answer in the step.
+    TRL shuffles a generation, so that a step can train on a part of a group: `num_groups`, `reward_std`,
+    `frac_reward_zero_std` and `frac_zero_advantage` are those of the whole groups that have an answer in the step.
 
     It also continues a run that TRL resumes: when training begins, what was recorded after the checkpoint is deleted.
 
@@ -151,7 +155,7 @@ class TrlRecord(TrainerCallback):
 
     def _write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        rewards, parts, groups = (columns.pop(name) for name in ("rewards", "reward_parts", "group_rewards"))
+        rewards, parts, groups = (columns.pop(name) for name in ("rewards", "reward_parts", "group_spread"))
         known: dict[str, Any] = {name: values for name, values in columns.items() if any(v is not None for v in values)}
         tokens = TokenValues(**{field.name: known.pop(field.name, None) for field in fields(TokenValues)})
         record_step(
@@ -201,7 +205,7 @@ def _rows(micro_batch: _MicroBatch, new: Tensor, new_top: list[list[Top]] | None
                 name: None if top is None else top[b][: kept["length"]]
                 for name, top in (("old_top", micro_batch.top), ("new_top", new_top))
             },
-            **{name: kept[name] for name in ("rewards", "reward_parts", "group_rewards", "answers", "truncated")},
+            **{name: kept[name] for name in ("rewards", "reward_parts", "group_spread", "answers", "truncated")},
         }
         for b, kept in enumerate(inputs[OUTCOMES_KEY])
     ]
@@ -215,15 +219,16 @@ def _keep_outcomes(trainer: Any, answer: str) -> None:
         inputs = generate(examples)
         scores = {name: list(values)[-len(examples) :] for name, values in trainer._logs["rewards"].items()}
         weights, size = trainer.reward_weights.tolist(), trainer.num_generations
+        by_part = trainer.multi_objective_aggregation == "normalize_then_sum"
         outcomes = [
             _outcome({name: values[b] for name, values in scores.items()}, weights) for b in range(len(examples))
         ]
-        rewards = [each["rewards"] for each in outcomes]
-        groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+        groups = [outcomes[start : start + size] for start in range(0, len(outcomes), size)]
+        spreads = [_spread(group, weights, by_part=by_part) for group in groups]
         inputs[OUTCOMES_KEY] = [
             {
                 **outcomes[b],
-                "group_rewards": groups[b // size],
+                "group_spread": spreads[b // size],
                 **_ending(trainer, inputs["completion_ids"][b], inputs["completion_mask"][b]),
                 "answers": example.get(answer),
             }
@@ -241,19 +246,43 @@ def _outcome(scores: Mapping[str, float], weights: Sequence[float]) -> dict[str,
     return {"rewards": sum(known) if known else None, "reward_parts": parts}
 
 
-def _spread_metrics(groups: Sequence[Sequence[float | None]]) -> dict[str, float]:
-    """Return the metrics of the spread of the rewards in the groups of some answers: one list per group, by identity.
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How the answers of a group differ."""
+
+    rewards: Sequence[float]  # of those with a reward
+    has_signal: bool  # whether TRL gives one of them an advantage that is not 0, but for rounding
+
+
+def _spread(outcomes: Sequence[Mapping[str, Any]], weights: Sequence[float], *, by_part: bool) -> _Spread:
+    """Compare the answers of a group as TRL does: by the sum of their rewards, or by each part of it."""
+    scored = torch.tensor([outcome["rewards"] is not None for outcome in outcomes])
+    rewards = torch.tensor([outcome["rewards"] or 0.0 for outcome in outcomes])
+    one_token = torch.ones(len(outcomes), 1, dtype=torch.bool)
+    group = torch.zeros(len(outcomes), dtype=torch.int64)
+    batch = Batch.of(mask=one_token, advantages=torch.zeros(len(outcomes)), group=group, rewards=rewards)
+    names = list(outcomes[0]["reward_parts"])
+    parts = {name: floats([outcome["reward_parts"][name] for outcome in outcomes]) for name in names}
+    of_parts = partial(gdpo, weights=dict(zip(names, weights, strict=True)))
+    advantage = of_parts if by_part else per_token(group_centred)
+    batch = compute_advantages(advantage, batch.with_(scored=scored, reward_parts=parts))
+    return _Spread(rewards=rewards[scored].tolist(), has_signal=bool(signal_of(batch)))
+
+
+def _spread_metrics(groups: Sequence[_Spread]) -> dict[str, float]:
+    """Return the metrics of the spread of the rewards in the groups of some answers: one entry per group, by identity.
 
     They are those of `step_metrics`, which knows only the answers of a step.
     """
-    distinct = {id(rewards): rewards for rewards in groups}.values()
-    scored = [known for rewards in distinct if (known := [reward for reward in rewards if reward is not None])]
+    distinct = {id(spread): spread for spread in groups}.values()
+    scored = [spread for spread in distinct if spread.rewards]
     if not scored:
         return {}
     return {
         "num_groups": float(len(scored)),
-        "reward_std": mean(stdev(rewards) if len(rewards) > 1 else 0.0 for rewards in scored),
-        "frac_reward_zero_std": mean(float(not differ(rewards)) for rewards in scored),
+        "reward_std": mean(stdev(each.rewards) if len(each.rewards) > 1 else 0.0 for each in scored),
+        "frac_reward_zero_std": mean(float(not rewards_differ(torch.tensor(each.rewards))) for each in scored),
+        "frac_zero_advantage": mean(float(not each.has_signal) for each in scored),
     }
 
 

@@ -5,15 +5,18 @@ all wrong. How other libraries do it:
 
 | library | drops | fills up with |
 |---|---|---|
-| outdo | groups whose scored rewards (and baseline) are all equal | as many further questions as are missing |
+| outdo | groups to whose answers the method's advantage gives 0 | as many further questions as are missing |
 | verl | groups whose metric, such as `acc`, has the standard deviation 0 | further batches; cuts off the surplus |
 | OpenRLHF | groups whose mean score is not between two bounds | further batches |
 | TRL | nothing: not supported | |
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Protocol
 
+from outdo.algorithms.advantages.base import Advantage
+from outdo.algorithms.advantages.signal import cannot_be_asked, groups_with_signal
 from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.environments.base import GroupSampler
@@ -31,17 +34,23 @@ class QuestionSource(Protocol):
 class DynamicSampling:
     """Samples groups, and replaces those without a gradient by groups of further questions.
 
-    It takes as many questions from `prompts` as groups are missing, and samples them, up to `rounds` times; then the
-    step continues with the groups that there are. With the loop's own `Prompts` no question is sampled twice in an
-    epoch, and a checkpoint needs only the position in the data: this class keeps nothing between steps. Each round
-    has a purpose of its own, so that no random number is used twice.
+    `advantage` is that of the method, without a KL in the reward: a group is dropped if all of its advantages are 0.
+    The sampler takes as many questions from `prompts` as groups are missing, and samples them, up to `rounds` times;
+    then the step continues with the groups that there are. With the loop's own `Prompts` no question is sampled twice
+    in an epoch, and a checkpoint needs only the position in the data: this class keeps nothing between steps. Each
+    round has a purpose of its own, so that no random number is used twice.
+
+    Raises `ValueError` for an advantage that depends on more than the group, such as `gae`.
     """
 
-    def __init__(self, sampler: GroupSampler, prompts: QuestionSource, *, rounds: int) -> None:
+    def __init__(self, sampler: GroupSampler, prompts: QuestionSource, *, advantage: Advantage, rounds: int) -> None:
         if rounds < 1:
             raise ValueError(f"rounds must be 1 or more, not {rounds}: for no further rounds, use the sampler itself")
+        if reason := cannot_be_asked(advantage):
+            raise ValueError(f"dynamic sampling: the advantage {reason}")
         self.sampler = sampler
         self.prompts = prompts
+        self.advantage = advantage
         self.rounds = rounds
 
     @property
@@ -50,26 +59,28 @@ class DynamicSampling:
         return self.sampler.engine
 
     def __call__(self, policy: PolicyView, questions: Sequence[Prompt], *, step: int) -> Sampled:
-        """Return at most one group per question, all of them informative; possibly none.
+        """Return at most one group per question, all of which have a gradient; possibly none.
 
         The metrics are the further rounds, the groups dropped and still missing, the mean reward over everything
         sampled, and the tokens of dropped groups.
         """
         failures = FailureCount()
         groups = self.sampler(policy, questions, step=step, failures=failures)
+        signal = groups_with_signal(self.advantage, groups)
         rounds = 0
-        while rounds < self.rounds and (missing := len(questions) - sum(group.informative for group in groups)):
+        while rounds < self.rounds and (missing := len(questions) - sum(signal)):
             rounds += 1
             further = self.prompts.take(missing)
             # Runs are reproducible only if the purpose keeps this name: it keys the random numbers.
             purpose = f"train/refill-{rounds}"
-            groups = [*groups, *self.sampler(policy, further, step=step, purpose=purpose, failures=failures)]
-        kept = [group for group in groups if group.informative]
+            sampled = self.sampler(policy, further, step=step, purpose=purpose, failures=failures)
+            groups, signal = [*groups, *sampled], [*signal, *groups_with_signal(self.advantage, sampled)]
+        kept = list(compress(groups, signal))
         metrics = {
             "dynamic_sampling/rounds": float(rounds),
             "dynamic_sampling/dropped": float(len(groups) - len(kept)),
             "dynamic_sampling/missing": float(len(questions) - len(kept)),
-            "dynamic_sampling/dropped_tokens": float(_dropped_tokens(groups)),
+            "dynamic_sampling/dropped_tokens": float(_tokens(groups) - _tokens(kept)),
         }
         rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.scored]
         if rewards:
@@ -77,6 +88,5 @@ class DynamicSampling:
         return Sampled(groups=kept, metrics=metrics)
 
 
-def _dropped_tokens(groups: Sequence[Group]) -> int:
-    dropped = [rollout for group in groups if not group.informative for rollout in group.rollouts]
-    return sum(rollout.sampled_tokens for rollout in dropped)
+def _tokens(groups: Sequence[Group]) -> int:
+    return sum(rollout.sampled_tokens for group in groups for rollout in group.rollouts)

@@ -46,6 +46,7 @@ from outdo.run.build.method import (
     adapter_of,
     adaptive_of,
     advantage_of,
+    advantage_of_rewards,
     critic_of,
     objective_of,
     optimiser_of,
@@ -95,7 +96,7 @@ class Run:
 
     def __post_init__(self) -> None:
         for watcher in self.watchers:
-            watcher.attach(self.recipe, self.models, self.objective, self.prompts)
+            watcher.attach(self.recipe, self.models, self.advantage, self.objective, self.prompts)
 
     @property
     def first_lines(self) -> list[str]:
@@ -150,7 +151,8 @@ def build_run(
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts, world)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
     reward, online_reward_models = rewards_of(recipe, folder, world)
-    advantage = advantage_of(recipe, penalty, dict(zip(reward.names, reward.weights, strict=True)))
+    weights = dict(zip(reward.names, reward.weights, strict=True))
+    advantage = advantage_of(recipe, penalty, weights)
     requires = requirements_of(objective, advantage)
     with display.working(f"loading {model or recipe.model}"):
         policy = _policy(recipe, facts, world)
@@ -160,7 +162,7 @@ def build_run(
     routes, routing_notes = replays_routes(engine, policy.forward)
     asked = reward if first_replica else asked_together(reward, world)
     environment, eval_environment = _environments(recipe, policy, asked, online_reward_models)
-    sampler = _sampler(recipe, engine, environment, prompts, requires, routes=routes)
+    sampler = _sampler(recipe, engine, environment, prompts, requires, weights, routes=routes)
     return Run(
         recipe=recipe,
         world=world,
@@ -333,9 +335,11 @@ def _sampler(
     environment: Environment,
     prompts: Prompts[Prompt],
     requires: Requires,
+    weights: Mapping[str, float],
     *,
     routes: bool,
 ) -> GroupSampler | DynamicSampling:
+    """Return what samples the groups of a step; `weights` are those of the reward's parts."""
     sampler = GroupSampler(
         engine,
         environment,
@@ -344,5 +348,6 @@ def _sampler(
         greedy_baseline=requires.baselines,
         observe=prompts.observe,
     )
-    rounds = recipe.train.dynamic_sampling
-    return DynamicSampling(sampler, prompts, rounds=rounds) if rounds else sampler
+    if rounds := recipe.train.dynamic_sampling:
+        return DynamicSampling(sampler, prompts, advantage=advantage_of_rewards(recipe, weights), rounds=rounds)
+    return sampler

@@ -25,6 +25,7 @@ from outdo.algorithms.advantages import (
     to_go,
     without_truncated,
 )
+from outdo.algorithms.advantages.signal import cannot_be_asked
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import product, truncate
@@ -89,6 +90,7 @@ def piece_mistakes(recipe: Recipe) -> list[str]:
     for make in (
         objective_of,
         lambda recipe: advantage_of(recipe, penalty_of(recipe)),
+        advantage_of_rewards,
         stop_of,
         optimiser_of,
         adapter_of,
@@ -97,7 +99,7 @@ def piece_mistakes(recipe: Recipe) -> list[str]:
             make(recipe)
         except UserError as error:
             mistakes += error.problems
-    return mistakes
+    return list(dict.fromkeys(mistakes))
 
 
 def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) -> Objective:
@@ -152,6 +154,17 @@ def advantage_of(
     if train.mask_truncated:
         steps.append(without_truncated)
     return steps[0] if len(steps) == 1 else chain(*steps)
+
+
+def advantage_of_rewards(recipe: Recipe, weights: Mapping[str, float] | None = None) -> Advantage:
+    """Build the advantage of the rewards alone, without a KL in them, which dynamic sampling asks about each group.
+
+    `weights` are those of the reward's parts. Raises `UserError` if `train.dynamic_sampling` is set and it cannot ask.
+    """
+    advantage, rounds = advantage_of(recipe, None, weights), recipe.train.dynamic_sampling
+    if rounds and (reason := cannot_be_asked(advantage)):
+        raise UserError([f"train.dynamic_sampling = {rounds}: {recipe.advantage.name} {reason}"])
+    return advantage
 
 
 def _with_kl_after_baseline(name: str, estimator: Any, subtract: Advantage) -> list[Advantage]:

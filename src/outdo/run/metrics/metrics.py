@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from outdo.algorithms.advantages.signal import rewards_differ, signal_of
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.progress import target_metrics
 from outdo.run.metrics.across_questions import across_question_metrics
@@ -45,8 +46,10 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
         metrics |= {
             "num_groups": float(len(spreads)),
             "reward_std": sum(map(_standard_deviation, spreads)) / len(spreads),
-            "frac_reward_zero_std": 1.0 - sum(group.informative for group in step.groups) / len(spreads),
+            "frac_reward_zero_std": sum(not rewards_differ(each) for each in spreads) / len(spreads),
         }
+        if batch.advantages is not None:
+            metrics["frac_zero_advantage"] = 1.0 - float(signal_of(batch).sum()) / len(spreads)
     if batch.baselines is not None:
         metrics["baseline"] = _mean(batch.baselines[batch.scored])
     for name, part in batch.reward_parts.items():

@@ -82,7 +82,7 @@ function GroupList({ step, groups, order, setOrder, open, onOpen }) {
       ${count(step.groups.length, 'group')} (${outcomes.join(', ')}).
       <span class="quiet">${step.groups.length < step.groupsInAll
         ? ` The page has ${step.groups.length} of ${count(step.groupsInAll, 'group')}.`
-        : ''} With an advantage that compares the answers of a group, equal rewards give none.
+        : ''} With an advantage that compares the rewards of the answers, equal rewards give none.
         "Moved right": the share of the pushed tokens that moved as intended, weighted by how far the pushes could move
         them.</span></p>
     <label class="control"><span>Sort by</span><select data-test="sort-groups" value=${order}
