@@ -172,6 +172,20 @@ def test_the_loss_by_hand(clip: float | None, loss: float, clipped: float) -> No
     assert metrics["value/grad_norm"] > 0
 
 
+def test_the_share_of_clipped_values_is_that_of_all_tokens_of_a_pass() -> None:
+    """Of two minibatches with 3 and 1 tokens, V is clipped at one token of the first."""
+    lengths = (3, 1)
+    groups = [
+        Group(prompt=Prompt(id=str(n), text="", token_ids=(7,)), rollouts=(rollout(tuple(range(8, 8 + length))),))
+        for n, length in enumerate(lengths)
+    ]
+    batch = Batch.from_groups(groups)
+    batch = taught(batch, torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 0.0]]), torch.full((2, 4), 1.1))
+    batch_sizes = BatchSizes(minibatches=2)
+    critic = saying(1.0, own_model(fresh(batch_sizes=batch_sizes), clip=0.2, lr=0.0))
+    assert critic.update(batch)["value/clipped"] == 1 / 4
+
+
 def test_a_clipped_value_has_no_gradient() -> None:
     batch = taught(ragged(), 0.0, 2.0)
     critic = saying(1.0, own_model(fresh(), clip=0.2))  # beyond .2 already, and on its way to 2

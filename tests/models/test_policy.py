@@ -1,5 +1,6 @@
 """Policy.update: the same loss and gradient however the work is cut up, and a true account of what was done."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +118,13 @@ def test_refused_and_empty_optimiser_steps_are_counted():
     policy = fresh(batch_sizes=BatchSizes(minibatches=4))
     metrics = policy.update(batch.with_(advantages=advantages), grpo(beta=0.0)).metrics
     assert (metrics["updates/refused"], metrics["updates/empty"], policy.version) == (2, 1, 1)
+    assert all(map(math.isfinite, metrics.values()))
+    others = [
+        fresh().update(batch.with_(advantages=advantages).minibatches(4)[part], grpo(beta=0.0)) for part in (2, 3)
+    ]
+    for name in ("loss", "grad_norm"):  # those of the two that were not refused
+        expected = sum(update.metrics[name] for update in others) / 2
+        assert metrics[name] == pytest.approx(expected, rel=1e-4, abs=1e-7), name
 
 
 @pytest.mark.parametrize("failed", [0, 3], ids=["first", "last"])
@@ -129,6 +137,9 @@ def test_a_minibatch_with_nothing_to_train_on_is_skipped_and_rows_keep_their_ord
     policy = fresh(batch_sizes=BatchSizes(minibatches=2))
     update = policy.update(batch, ALL_TERMS)
     assert policy.version == 1
+    alone = fresh().update(batch.minibatches(2)[1 - failed // 2], ALL_TERMS)
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert update.metrics[name] == pytest.approx(alone.metrics[name], rel=1e-5), name
     for name, values in update.tokens.items():
         assert values.shape == batch.token_ids.shape, name
         assert not values[~batch.loss_mask].any(), name

@@ -69,6 +69,14 @@ def test_a_reward_that_is_lower_for_right_answers_correlates_negatively():
     assert metrics([answer("a", 0), answer("b", 1)])["reward_right_correlation"] is None
 
 
+def test_groups_in_which_reward_or_verdict_is_always_the_same_say_nothing_about_what_the_reward_follows():
+    follows = [answer("a", 1, right=True), answer("b", 0, right=False)]
+    wrong, paid = ([answer("a", x, right=False), answer("b", y, right=z)] for x, y, z in ((0, 5, False), (1, 1, True)))
+    assert metrics(follows, wrong)["reward_right_correlation"] == pytest.approx(1)
+    assert metrics(follows, paid)["reward_right_correlation"] == pytest.approx(1)
+    assert metrics(wrong, paid)["reward_right_correlation"] is None
+
+
 def test_answers_without_a_reward_are_left_out_of_correlations():
     group = [answer("a", 1), answer("aa", 2), answer("aaaaaaaaa", 0, status="failed")]
     assert metrics(group)["reward_length_correlation"] == pytest.approx(1)

@@ -24,7 +24,7 @@ from outdo.models.attention.forward import Forward
 from outdo.models.finite import check_finite
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.logprobs import Entropy
-from outdo.models.optimiser import Optimiser, OptimiserSettings
+from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
 from outdo.models.policy import Policy
 from outdo.models.scorer import (
     BatchSizes,
@@ -150,6 +150,8 @@ class Critic(MicroBatched):
                     f"the critic needs `{name}`, which the batch does not have; see `outdo.algorithms.advantages.gae`"
                 )
         steps: list[dict[str, float]] = []
+        trained: list[int] = []  # the number of tokens of each step
+        limited = 0.0  # tokens whose value the clip limits
         measured: list[Tensor] = []  # each [2, n]: values and returns
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
             results = self._halving_on_oom(partial(self._gradient, minibatch), self.trained.zero_grad)
@@ -158,12 +160,13 @@ class Critic(MicroBatched):
             assert minibatch.returns is not None
             measured.append(torch.stack([values[mask], minibatch.returns[mask]]))
             loss, clipped = (sum(each.terms[name] for _, each in results) for name in ("loss", "clipped"))
-            tokens = max(1, minibatch.totals.tokens)
-            step = self.optimiser.step(loss)
-            of_step = {f"value/{name.removeprefix('updates/')}": value for name, value in step.items()}
-            steps.append({"value/loss": loss, "value/clipped": clipped / tokens} | of_step)
-        means = {name: math.fsum(step[name] for step in steps) / len(steps) for name in steps[0]}
-        return means | _explained_variance(torch.cat(measured, dim=1))
+            limited += clipped
+            trained.append(minibatch.totals.tokens)
+            steps.append({"loss": loss} | self.optimiser.step(loss))
+        metrics = pass_metrics(steps, trained) | {"clipped": limited / max(1, sum(trained))}
+        shares = {name.removeprefix("updates/"): n / len(steps) for name, n in metrics.items() if "updates/" in name}
+        means = {name: value for name, value in metrics.items() if "updates/" not in name} | shares
+        return {f"value/{name}": value for name, value in means.items()} | _explained_variance(torch.cat(measured, 1))
 
     def _measured(self, scoring: Scoring, batch: Batch) -> Tensor:
         """Compute the scores [B, T] of a batch without gradients, on the CPU."""

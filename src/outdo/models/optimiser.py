@@ -242,5 +242,18 @@ class Optimiser:
             self.inner.state[weight] = {key: _copy(value, weight) for key, value in moments.items()}
 
 
+def pass_metrics(steps: Sequence[Mapping[str, float]], tokens: Sequence[int]) -> dict[str, float]:
+    """Return the metrics of a pass from those of its optimiser steps: means, and the sums of those named `updates/`.
+
+    `tokens` are the numbers of tokens that the steps trained on. The means leave out steps without any, and refused
+    steps, whose loss or gradient is not finite; if there are no others, they are over all steps.
+    """
+    made = [
+        step for step, count in zip(steps, tokens, strict=True) if count and not step.get("updates/refused")
+    ] or steps
+    sums = {name: math.fsum(step[name] for step in steps) for name in steps[0] if name.startswith("updates/")}
+    return {name: sums[name] if name in sums else math.fsum(s[name] for s in made) / len(made) for name in steps[0]}
+
+
 def _copy(value: Any, weight: Tensor) -> Any:
     return divided_like(value, weight).to(weight.device).clone() if isinstance(value, Tensor) else value

@@ -1,6 +1,5 @@
 """The model being trained: it scores tokens, takes optimiser steps, and is saved and loaded."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from outdo.models.gradient_check import check_gradient, check_rows_apart, mean_l
 from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
 from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.onednn import ONEDNN, Gradients
-from outdo.models.optimiser import Optimiser, OptimiserSettings
+from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, division_of, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
 from outdo.utils.sharded_tensors import share_of
@@ -138,20 +137,21 @@ class Policy(Scorer):
         pull of the reference). For an objective with a ratio also `clipped` (the surrogate no longer pushes it; see
         `clipped_tokens`) and `clip_log_ratio` (the logarithm of the ratio that is clipped; see `compared_log_ratio`).
 
-        Its metrics are means over the optimiser steps; those named `updates/` are numbers of optimiser steps.
+        Its metrics are means over the optimiser steps; those named `updates/` are numbers of optimiser steps: see
+        `pass_metrics`.
         """
         metrics: list[dict[str, float]] = []
+        trained: list[int] = []  # the number of tokens of each step
         tokens: list[dict[str, Tensor]] = []
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
             terms, measured = self._halving_on_oom(partial(self._gradient, minibatch, objective), self.scoring.clear)
             with span("optimiser"):
                 metrics.append(terms | self.optimiser.step(terms["loss"]))
             tokens.append(measured)
+            trained.append(minibatch.totals.tokens)
         width = batch.token_ids.shape[1]
-        sums = {name: math.fsum(step[name] for step in metrics) for name in metrics[0]}
-        means = {name: value if name.startswith("updates/") else value / len(metrics) for name, value in sums.items()}
         stacked = {name: stack([part[name] for part in tokens], width) for name in tokens[0]}
-        return Update(metrics=means, tokens=stacked)
+        return Update(metrics=pass_metrics(metrics, trained), tokens=stacked)
 
     def _gradient(self, batch: Batch, objective: Objective) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Add up the gradient of one optimiser step's loss; return the sums of its terms, and its tokens [B, T]."""

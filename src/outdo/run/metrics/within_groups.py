@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from outdo.types import Group, Rollout
+from outdo.types.rollouts import differ
 
 
 def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
@@ -18,7 +19,8 @@ def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     completions/identical_ratio  share of the answers, without the first of each group, that are the same as an earlier
                                  answer of the group: 0 if all differ, 1 if all are the same
     reward_disagreement          share of the texts that several answers of a group have whose rewards differ
-    reward_right_correlation     correlation of the reward and whether the answer is right, where that is defined
+    reward_right_correlation     correlation of the reward and whether the answer is right, in the groups in which both
+                                 vary: where all are right, or all wrong, the reward may follow what it likes
     reward_length_correlation    the same of the reward and the number of sampled tokens. Right and wrong answers of a
                                  group are then groups of their own: right answers may well be longer than wrong ones
     reward_calls_correlation     the same of the reward and the number of calls of tools
@@ -28,12 +30,16 @@ def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     scored = [[rollout for rollout in group.rollouts if rollout.scored] for group in groups]
     return _text_metrics(groups, scored) | {
         "reward_right_correlation": pooled_correlation(
-            [(rollout.reward, float(rollout.right)) for rollout in group if rollout.right is not None]
-            for group in scored
+            pairs for pairs in map(_with_verdict, scored) if all(differ(values) for values in zip(*pairs, strict=True))
         ),
         "reward_length_correlation": _with_reward(scored, lambda rollout: rollout.sampled_tokens),
         "reward_calls_correlation": _with_reward(scored, lambda rollout: rollout.counts.get("tools/calls", 0)),
     }
+
+
+def _with_verdict(group: Sequence[Rollout]) -> list[tuple[float, float]]:
+    """Return the reward and the verdict of the answers that have both."""
+    return [(rollout.reward, float(rollout.right)) for rollout in group if rollout.right is not None]
 
 
 def _with_reward(scored: Sequence[Sequence[Rollout]], value: Callable[[Rollout], int]) -> float | None:
