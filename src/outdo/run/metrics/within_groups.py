@@ -8,8 +8,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
+
+from outdo.algorithms.advantages.signal import rewards_differ
 from outdo.types import Group, Rollout
-from outdo.types.rollouts import differ
 
 
 def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
@@ -30,7 +32,7 @@ def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     scored = [[rollout for rollout in group.rollouts if rollout.scored] for group in groups]
     return _text_metrics(groups, scored) | {
         "reward_right_correlation": pooled_correlation(
-            pairs for pairs in map(_with_verdict, scored) if all(differ(values) for values in zip(*pairs, strict=True))
+            pairs for pairs in map(_with_verdict, scored) if _both_vary(pairs)
         ),
         "reward_length_correlation": _with_reward(scored, lambda rollout: rollout.sampled_tokens),
         "reward_calls_correlation": _with_reward(scored, lambda rollout: rollout.counts.get("tools/calls", 0)),
@@ -40,6 +42,11 @@ def within_group_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
 def _with_verdict(group: Sequence[Rollout]) -> list[tuple[float, float]]:
     """Return the reward and the verdict of the answers that have both."""
     return [(rollout.reward, float(rollout.right)) for rollout in group if rollout.right is not None]
+
+
+def _both_vary(pairs: Sequence[tuple[float, float]]) -> bool:
+    rewards, verdicts = ([pair[place] for pair in pairs] for place in (0, 1))
+    return len(set(verdicts)) > 1 and rewards_differ(torch.tensor(rewards, dtype=torch.float64))
 
 
 def _with_reward(scored: Sequence[Sequence[Rollout]], value: Callable[[Rollout], int]) -> float | None:
