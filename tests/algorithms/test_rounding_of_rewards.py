@@ -13,6 +13,7 @@ from torch import Tensor
 from toys import batch_of, rollout
 
 from outdo.algorithms.advantages import (
+    Advantage,
     RewardAdvantage,
     batch_standardised,
     best_of_group,
@@ -21,9 +22,16 @@ from outdo.algorithms.advantages import (
     group_centred,
     group_standardised,
     leave_one_out,
+    length_weighted,
     max_rl,
+    optimal_token,
+    per_token,
+    reinforce_pp_baseline,
+    remax,
     rewards_of,
     sign,
+    tree,
+    turn_to_go,
 )
 from outdo.types import Rollout
 
@@ -171,6 +179,18 @@ def test_parts_of_the_reward_that_cancel_have_advantages_of_exactly_0_in_gdpo(nu
 # -------------------------------------------------------------------------------------------- rewards of several turns
 
 
+OF_BATCHES: dict[str, Advantage] = {
+    **{name: per_token(advantage) for name, advantage in RELATIVE.items()},
+    "length_weighted": length_weighted,
+    "optimal_token": optimal_token,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "remax": remax,
+    "tree": tree,
+    "tree, scaled": partial(tree, scale=True, eps=1e-9),
+    "turn_to_go": turn_to_go,
+}
+
+
 def episode(turns: Numbers) -> Rollout:
     """An episode with a reward on each of its tokens, whose sum is its reward."""
     of_turns = [float(reward) for reward in turns]
@@ -194,6 +214,18 @@ def test_episodes_with_equal_sums_of_rewards_have_equal_rewards(episodes: list[N
     batch = batch_of([episode(turns) for turns in episodes])
     assert rewards_of(batch).equal(batch.rewards)
     assert len(batch.rewards.unique()) == 1
+
+
+@pytest.mark.parametrize("name", OF_BATCHES)
+@given(equal_episodes())
+def test_the_first_token_of_episodes_with_equal_rewards_has_an_advantage_of_exactly_0(
+    name: str, episodes: list[Numbers]
+) -> None:
+    """All of the rewards come after it, so it has the reward of the episode as its return."""
+    batch = batch_of([episode(turns) for turns in episodes])
+    ones = torch.ones(batch.token_ids.shape)
+    batch = batch.with_(old_logprobs=-ones, old_collision=ones / 2, baselines=batch.rewards)
+    assert OF_BATCHES[name](batch).advantages[:, 1].tolist() == [0.0] * len(episodes)
 
 
 def test_the_rewards_of_four_equal_episodes_teach_nothing_in_any_convention() -> None:

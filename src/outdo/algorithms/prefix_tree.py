@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 
 
@@ -11,8 +12,16 @@ def prefix_tree(batch: Batch) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     """Return numbers of the context of each token, and of the token in its context: two [B, T] int64.
 
     Two tokens have equal contexts where their rows are of one group and all tokens before them are equal, trained or
-    not. They are equal themselves where this token is equal too. Prompts are not compared: a group has one.
+    not. They are equal themselves where this token is equal too. Prompts are not compared: a group has one. The tokens
+    before one are those of its conversation: not what stands before it in the row, if this has several.
     """
+    conversations = Unfolded.of(batch)
+    contexts, tokens = _of_rows(conversations.batch)
+    return conversations.folded(contexts), conversations.folded(tokens)
+
+
+def _of_rows(batch: Batch) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """See `prefix_tree`, of rows that are one conversation each."""
     rows, width = batch.token_ids.shape
     start = int(batch.prompt_lengths.min()) if rows else 0
     read = batch.group.unique(return_inverse=True)[1]  # [B] below B: rows with equal numbers are equal so far

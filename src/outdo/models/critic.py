@@ -123,12 +123,13 @@ class Critic(MicroBatched):
     def end_values(self, batch: Batch) -> Tensor:
         """Compute V after the last token of each truncated answer, 0 for the others: [B] on the CPU.
 
-        It makes a forward pass over the truncated answers.
+        It makes a forward pass over the truncated answers. Of an episode with several conversations it is the first one
+        that was truncated.
         """
         ends = torch.zeros(len(batch))
         rows = (batch.truncated & batch.loss_mask.any(1)).nonzero().squeeze(1)
         if len(rows):
-            cut = batch.rows(rows)
+            cut = _first_conversations(batch.rows(rows))
             last = torch.arange(cut.token_ids.shape[1]) == cut.attention_mask.sum(1)[:, None] - 1  # [b, t]
             ends[rows] = self._measured(self.scoring_after, cut.with_(loss_mask=last)).sum(1).to(ends)
         return ends
@@ -223,6 +224,15 @@ class Critic(MicroBatched):
         self.optimiser.load_state(state["optimiser"])
         self.load_micro_batch_state(state.get("micro_batch_tokens", {}))
         check_finite(self.trained, "the critic")
+
+
+def _first_conversations(batch: Batch) -> Batch:
+    """Return the rows without what stands behind their first conversation."""
+    if batch.previous is None:
+        return batch
+    column = torch.arange(batch.token_ids.shape[1])
+    before = (batch.previous != column - 1).cumsum(1) == 0
+    return batch.with_(attention_mask=batch.attention_mask & before, previous=None)
 
 
 def own_model(

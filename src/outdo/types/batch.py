@@ -9,6 +9,7 @@ given the tokens before it. Index 0 has no token before it and is never trained.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class Batch:
     token_ids: Int[Tensor, "B T"]
     attention_mask: Bool[Tensor, "B T"]  # False on padding
     loss_mask: Bool[Tensor, "B T"]  # True on tokens that the policy sampled, in scored rollouts
-    turn: Int[Tensor, "B T"]  # the turn of the policy that sampled the token, from 0; -1 where it sampled none
+    turn: Int[Tensor, "B T"]  # of the policy, in which it sampled the token: 0, 1, ... in the row; -1: it did not
     previous: Int[Tensor, "B T"] | None = None  # column of the token that t follows, -1: of none; None: always t - 1
     prompt_lengths: Int[Tensor, "B"]
     group: Int[Tensor, "B"]  # equal for the rollouts of one prompt; rows of a group are neighbours
@@ -83,7 +84,7 @@ class Batch:
     values: Float[Tensor, "B T"] | None = None  # V of the prefix before token t
     end_values: Float[Tensor, "B"] | None = None  # V after the last token of a truncated answer; 0 elsewhere
     returns: Float[Tensor, "B T"] | None = None  # the critic's regression target
-    token_rewards: Float[Tensor, "B T"] | None = None  # instead of `rewards`, where rewards are per token
+    token_rewards: Float[Tensor, "B T"] | None = None  # instead of `rewards`; that of an episode ends each conversation
     advantages: Float[Tensor, "B T"] | None = None  # Â
     targets: Float[Tensor, "B T"] | None = None  # log target probabilities, where an objective sets them
     prepared: Mapping[str, Shaped[Tensor, "B T"]] = field(default_factory=dict)  # data of an objective's own
@@ -217,6 +218,17 @@ class Batch:
         width = max(1, int(self.attention_mask[index].sum(1).max()))
         return self._each(lambda value: value[index, :width] if value.dim() > 1 else value[index])
 
+    def gathered(self, row: Tensor, columns: Tensor, inside: Tensor) -> "Batch":
+        """Return a batch with C new rows: of the row `row[c]` the tokens at `columns[c]`, where `inside`. [C], [C, L]
+
+        Elsewhere all values are 0. The rows have neither routes nor forks; `totals` stay those of the whole.
+        """
+
+        def of_rows(value: Tensor) -> Tensor:
+            return value[row] if value.dim() == 1 else value[row].gather(1, columns).masked_fill(~inside, 0)
+
+        return self.with_(routes=None, previous=None)._each(of_rows)
+
     def minibatches(self, n: int) -> list["Batch"]:
         """Split into at most `n` parts of whole groups, one optimiser step each. Every part counts its own totals."""
         ids = self.group.unique_consecutive()
@@ -256,10 +268,12 @@ class Batch:
 def _with_samples(batch: Batch, rollouts: Sequence[Rollout]) -> Batch:
     """Return the batch with what the engine reported of its rollouts."""
     width, starts = batch.token_ids.shape[1], batch.prompt_lengths.tolist()
+    previous = previous_columns([rollout.forks for rollout in rollouts], width)
     return batch.with_(
         rollout_logprobs=pad_rows([rollout.logprobs for rollout in rollouts], torch.float32, starts),
         routes=pad_routes([rollout.routes for rollout in rollouts], width),
-        previous=previous_columns([rollout.forks for rollout in rollouts], width),
+        previous=previous,
+        turn=turn_numbers(batch.loss_mask, previous),
     )
 
 
@@ -296,19 +310,24 @@ def _verdicts(rollouts: Sequence[Rollout]) -> Tensor | None:
 def _padded_token_rewards(rollouts: Sequence[Rollout], starts: Sequence[int]) -> Tensor | None:
     if all(rollout.token_rewards is None for rollout in rollouts):
         return None
-    return pad_rows([_token_rewards(rollout) for rollout in rollouts], torch.float32, starts)
+    rewards = [_token_rewards(rollout, start) for rollout, start in zip(rollouts, starts, strict=True)]
+    return pad_rows(rewards, torch.float32, starts)
 
 
-def _token_rewards(rollout: Rollout) -> Sequence[float]:
-    """Return the rewards of a rollout's tokens; where it has none, its reward on the last token that was sampled."""
+def _token_rewards(rollout: Rollout, start: int) -> Sequence[float]:
+    """Return the rewards of a rollout's tokens, the first in column `start`.
+
+    Where it has none, the last sampled token of each of its conversations has its reward.
+    """
     rewards = [0.0] * len(rollout.token_ids)
     if not rollout.scored:
         return rewards
     if rollout.token_rewards is not None:
         return rollout.token_rewards
-    sampled = [t for t, sampled in enumerate(rollout.loss_mask) if sampled]
-    for t in sampled[-1:]:
-        rewards[t] = rollout.reward
+    forks = [max(0, column - start) for column, _ in rollout.forks]
+    for begin, end in pairwise([0, *forks, len(rewards)]):
+        for t in [t for t in range(begin, end) if rollout.loss_mask[t]][-1:]:
+            rewards[t] = rollout.reward
     return rewards
 
 

@@ -92,6 +92,8 @@ class Rollout:
             raise ValueError(
                 f"{counted(len(self.token_ids), 'token')}, but {counted(len(self.token_rewards), 'reward')} per token"
             )
+        if self.token_rewards is not None and self.forks:
+            raise ValueError("token_rewards with forks: each conversation of an episode ends with its whole reward")
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs) == len(self.versions or self.token_ids):
             raise ValueError(
                 f"{counted(len(self.token_ids), 'token')}, but {len(self.loss_mask)} mask entries, "

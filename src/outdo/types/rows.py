@@ -40,10 +40,16 @@ def pad_routes(rows: Sequence[Tensor | None], width: int) -> Tensor | None:
     return stacked
 
 
-def turn_numbers(sampled: Tensor) -> Tensor:
-    """Number the turns of each row, from 0: runs of sampled tokens; -1 at all other tokens. [B, T] bool -> int32"""
+def turn_numbers(sampled: Tensor, previous: Tensor | None = None) -> Tensor:
+    """Number the turns of each row, from 0: runs of sampled tokens; -1 at all other tokens. [B, T] bool -> int32
+
+    `previous` is that of `previous_columns`: a fork begins a new turn.
+    """
     begins = sampled.clone()
-    begins[:, 1:] &= ~sampled[:, :-1]
+    follows = sampled[:, :-1]
+    if previous is not None:
+        follows = follows & (previous[:, 1:] == torch.arange(sampled.shape[1] - 1, device=sampled.device))
+    begins[:, 1:] &= ~follows
     return (begins.cumsum(1, dtype=torch.int32) - 1).where(sampled, -1)
 
 

@@ -173,6 +173,25 @@ def test_a_critic_reads_each_answer_after_its_own_conversation(made: Made) -> No
     torch.testing.assert_close(sorted_logprobs(values, batch), sorted_logprobs(expected, by_hand), rtol=0, atol=1e-4)
 
 
+def test_the_value_after_a_truncated_episode_is_that_after_its_first_conversation(made: Made) -> None:
+    policy, groups, _ = made
+    critic = own_model(policy)
+    torch.nn.init.normal_(next(critic.head.parameters()))
+    batch = Batch.from_groups(groups)
+    ends = critic.end_values(batch.with_(truncated=torch.ones(len(batch), dtype=torch.bool)))
+    forks = [[column for column, _ in rollout.forks] for group in groups for rollout in group.rollouts]
+    firsts = [
+        tuple(row[: min(of_row, default=length)])
+        for row, of_row, length in zip(
+            batch.token_ids.tolist(), forks, batch.attention_mask.sum(1).tolist(), strict=True
+        )
+    ]
+    assert any(forks)
+    alone = Batch.of_tokens([tokens[:-1] for tokens in firsts], [tokens[-1:] for tokens in firsts])
+    expected = critic.end_values(alone.with_(truncated=torch.ones(len(alone), dtype=torch.bool)))
+    torch.testing.assert_close(ends, expected, rtol=0, atol=1e-4)
+
+
 def test_an_answer_that_is_sampled_twice_to_the_same_call_is_two_turns() -> None:
     async def twice(row: dict[str, Any], base_url: str, http_client: Any) -> float:
         for _ in range(2):

@@ -61,16 +61,14 @@ def test_a_row_is_a_rollout() -> None:
 def test_an_episode_has_its_rewards_conversations_and_counts() -> None:
     counts = {"tools/calls": 3, "tools/raised": 1, "engine/tokens_read": 70}
     forks = ((6, 4), (7, 1), (8, -1))  # columns of the row, whose prompt has four tokens
-    episode = rollout(
-        "1234", token_rewards=(0.0, 0.5, 0.0, 0.0, 0.5), counts=counts, tool_seconds={"add": (0.1, 0.2)}, forks=forks
-    )
-    step = step_of([group("1+1=", [episode, rollout("2")])])
+    episode = rollout("1234", token_rewards=(0.0, 0.5, 0.0, 0.0, 0.5), counts=counts, tool_seconds={"add": (0.1, 0.2)})
+    step = step_of([group("1+1=", [episode, rollout("1234", forks=forks)])])
     assert step.batch.prompt_lengths.tolist() == [4, 4]
     first, second = written(step, record_of(step)).to_pylist()
     assert first["token_rewards"] == [0.0, 0.5, 0.0, 0.0, 0.5]
-    assert first["forks"] == [{"token": 2, "after": 0}, {"token": 3, "after": -3}, {"token": 4, "after": None}]
+    assert second["forks"] == [{"token": 2, "after": 0}, {"token": 3, "after": -3}, {"token": 4, "after": None}]
     assert dict(first["counts"]) == {"tools/calls": 3, "tools/calls/add": 2, "tools/raised": 1}
-    assert second["token_rewards"] is second["forks"] is None
+    assert second["token_rewards"] is first["forks"] is None
     assert second["counts"] is None
 
 

@@ -291,13 +291,12 @@ def test_groups_are_saved_without_loss():
         token_rewards=(1.0,),
         routes=torch.ones(4, 1, 2, dtype=torch.uint8),
         counts={"tools/calls": 2},
-        forks=((2, 0),),
     )
     empty = replace(rollout(3, status="failed"), token_ids=(), loss_mask=(), logprobs=(), reward=0.0)
     longer = replace(QUESTIONS[1], text="question 1, and a rule", token_ids=(1, 2, 3, 4))
     groups = [
         Group(prompt=QUESTIONS[0], rollouts=(full, empty), baseline=0.5),
-        Group(prompt=longer, rollouts=(rollout(2),)),
+        Group(prompt=longer, rollouts=(replace(rollout(2), forks=((2, 0),)),)),
     ]
     loaded = groups_of_state(saved_and_loaded(state_of_groups(groups, known)), known)
     assert loaded == groups

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from outdo.algorithms.advantages.group import RewardAdvantage
 from outdo.algorithms.requirements import requirements_of, requires
 from outdo.algorithms.shapes import TOKENS, check_shape, piece_name
+from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 from outdo.utils.errors import UserError
 
@@ -54,16 +55,27 @@ def rewards_of(batch: Batch) -> Float[Tensor, "B"]:
     """Return a reward for each row, [B]: the sum of its rewards per token, where those are set.
 
     It is added up in float64 and rounded once. A sum that differs from the row's own reward by no more than the
-    rounding of its terms is this reward: episodes with equal rewards are equal, whatever the rewards of their turns. A
-    row without a trained token keeps its own reward.
+    rounding of its terms is this reward: episodes with equal rewards are equal, whatever the rewards of their turns.
+    The reward that ends each of several conversations counts once. A row without a trained token keeps its own reward.
     """
     if batch.token_rewards is None:
         return batch.rewards
     terms = batch.token_rewards.where(batch.loss_mask, 0.0).double()
-    sums, own = terms.sum(1), batch.rewards.double()
+    own = batch.rewards.double()
+    sums = terms.sum(1) - _further_conversations(batch) * own
     rounding = torch.finfo(batch.token_rewards.dtype).eps / 2 * (terms.abs().sum(1) + own.abs())
     differs = batch.loss_mask.any(1) & ((sums - own).abs() > rounding)
     return sums.to(batch.rewards).where(differs, batch.rewards)
+
+
+def _further_conversations(batch: Batch) -> Int[Tensor, "B"]:
+    """Return how many conversations with a trained token each row has besides one."""
+    counts = torch.zeros_like(batch.prompt_lengths)
+    if batch.previous is None:
+        return counts
+    conversations = Unfolded.of(batch)
+    trained = conversations.batch.loss_mask.any(1).to(counts)
+    return (counts.index_add(0, conversations.row, trained) - 1).clamp(min=0)
 
 
 def compute_advantages(advantage: Advantage, batch: Batch) -> Batch:

@@ -1,12 +1,13 @@
 """The optimal token baseline: a baseline for each token, from the answers of the group that have such a token."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of
+from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of, without_rounding
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.requirements import requires
+from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 
 
@@ -17,28 +18,40 @@ def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
     G_t is the return to go, and W_it = Σ_{s<=t} (1 - 2 π(o_is) + Σ_v π(v)²), which is the squared norm of the gradient
     of log π with respect to the logits, summed up to the token: B_t is the baseline of least variance for gradients of
     these norms. t counts trained tokens. Where a single answer has a t-th token, B_t is 0, so that Â_t is the whole
-    return, also in a group of one; without `zero_tail` it is the return itself, and Â_t is 0.
+    return, also in a group of one; without `zero_tail` it is the return itself, and Â_t is 0. An episode with several
+    conversations has its first one in the sums of the others: see `outdo.algorithms.unfold`.
 
     What differs: verl adds 1e-8 to the denominator, and can multiply W by the squared weight for the engine.
     """
-    mask = batch.loss_mask
-    advantages = torch.zeros(mask.shape, dtype=batch.rewards.dtype, device=mask.device)
+    conversations = Unfolded.of(batch)
+    rows, first = conversations.batch, conversations.first
+    mask = rows.loss_mask
+    advantages = torch.zeros(mask.shape, dtype=rows.rewards.dtype, device=mask.device)
     if not mask.any():
-        return batch.with_(advantages=advantages)
-    returns = returns_to_go(token_rewards_of(batch), mask)
-    norms = _squared_norms(given(batch.old_logprobs, "old_logprobs"), given(batch.old_collision, "old_collision"))
+        return batch.with_(advantages=conversations.folded(advantages))
+    returns = returns_to_go(token_rewards_of(rows), mask)
+    norms = _squared_norms(given(rows.old_logprobs, "old_logprobs"), given(rows.old_collision, "old_collision"))
     norms = norms.where(mask, 0.0).cumsum(1)
-    for group in batch.group[mask.any(1)].unique():
-        rows = ((batch.group == group) & mask.any(1)).nonzero().squeeze(1)  # [n]
-        own = mask[rows]
-        g, w = _aligned(returns[rows], own), _aligned(norms[rows], own)  # [n, K]
-        present = _aligned(torch.ones_like(returns[rows]), own) > 0
+
+    def compared(members: Int[Tensor, "n"]) -> Float[Tensor, "n L"]:
+        """Return the advantages of some rows, which are compared with each other."""
+        own = mask[members]
+        g, w = _aligned(returns[members], own), _aligned(norms[members], own)  # [n, K]
+        present = _aligned(torch.ones_like(returns[members]), own) > 0
         baseline = _weighted_mean(g, w, present)  # [K]
         if zero_tail:
             baseline = baseline.where(present.sum(0) > 1, 0.0)
-        placed = torch.zeros_like(returns[rows]).masked_scatter(own, (g - baseline)[present])
-        advantages[rows] = placed.to(advantages)
-    return batch.with_(advantages=advantages)
+        return torch.zeros_like(returns[members]).masked_scatter(own, (g - baseline)[present])
+
+    trained = mask.any(1)
+    for group in rows.group[trained].unique():
+        members = ((rows.group == group) & trained & first).nonzero().squeeze(1)  # [n]
+        if len(members):
+            advantages[members] = compared(members).to(advantages)
+    for further in (trained & ~first).nonzero().squeeze(1).tolist():
+        members = (conversations.compared_with(further) & trained).nonzero().squeeze(1)
+        advantages[further] = compared(members)[members == further].squeeze(0).to(advantages)
+    return batch.with_(advantages=conversations.folded(without_rounding(advantages, rows)))
 
 
 def _squared_norms(logprobs: Float[Tensor, "B T"], collision: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:

@@ -1,16 +1,26 @@
-"""Rewards, returns and generalised advantages of a `Batch`, token by token, from which advantages are made."""
+"""Rewards, returns and generalised advantages of a `Batch`, token by token, from which advantages are made.
+
+Functions that take tensors of rows are about rows of one conversation each, as `outdo.algorithms.unfold` makes them.
+"""
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from outdo.algorithms.advantages.group import rounding_of_groups
+from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 
 
 def token_rewards_of(batch: Batch) -> Float[Tensor, "B T"]:
-    """Return a reward for each trained token: those that are set, or the rollout's on its last trained token."""
+    """Return a reward for each trained token: those that are set, or the rollout's on its last trained token.
+
+    In an episode of several conversations the last trained token of each of them has the reward.
+    """
     if batch.token_rewards is None:
-        return terminal_rewards(batch.rewards, batch.loss_mask)
+        conversations = Unfolded.of(batch)
+        rows = conversations.batch
+        return conversations.folded(terminal_rewards(rows.rewards, rows.loss_mask))
     return batch.token_rewards.where(batch.loss_mask, 0.0)
 
 
@@ -67,6 +77,26 @@ def returns_to_go(
     """Σ_{s>=t} γ^{s-t} r_s over the trained tokens of each row: GAE with λ = 1 and V = 0. [B, T]"""
     zeros = torch.zeros_like(rewards)
     return generalised_advantages(rewards, zeros, loss_mask, zeros[:, 0], gamma=gamma, lam=1.0)
+
+
+def without_rounding(advantages: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"]:
+    """Return differences of returns, and 0 in place of those that may be only rounding.
+
+    A return that is a sum of rewards per token is rounded: those of two episodes that are equal differ by up to 4 eps
+    times the largest sum of absolute rewards in the group.
+    """
+    if batch.token_rewards is None:
+        return advantages
+    sizes = batch.token_rewards.where(batch.loss_mask, 0.0).abs().sum(1)
+    rounding = rounding_of_groups(sizes, batch.group[:, None] == batch.group)
+    return advantages.where(advantages.abs() > rounding[:, None], 0.0)
+
+
+def returns_of(batch: Batch, *, gamma: float = 1.0) -> Float[Tensor, "B T"]:
+    """Return the return to go of each trained token, within its conversation, from the rewards of the batch. [B, T]"""
+    conversations = Unfolded.of(batch)
+    rows = conversations.batch
+    return conversations.folded(returns_to_go(token_rewards_of(rows), rows.loss_mask, gamma=gamma))
 
 
 def whitened(values: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], *, ddof: int = 1) -> Float[Tensor, "B T"]:

@@ -2,7 +2,8 @@
 
 An `Advantage` takes a batch and returns it with `advantages` [B, T] filled in; `chain` joins several steps to one.
 Values outside of `loss_mask` are never read, and the advantage there is 0. Rewards per token (`token_rewards`) are used
-where they are set, and only on trained tokens; otherwise the reward of a rollout is put on its last trained token.
+where they are set, and only on trained tokens; otherwise the reward of a rollout is put on its last trained token, of
+several conversations on that of each.
 """
 
 from collections.abc import Mapping
@@ -17,14 +18,15 @@ from outdo.algorithms.advantages.base import Advantage, of_rollouts, per_token, 
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised, rounding_of_groups
 from outdo.algorithms.advantages.returns import (
     generalised_advantages,
-    returns_to_go,
-    terminal_rewards,
+    returns_of,
     token_rewards_of,
     whitened,
+    without_rounding,
 )
 from outdo.algorithms.objectives.divergences import Divergence
 from outdo.algorithms.requirements import Requires, requirements_of, requires, requires_with
 from outdo.algorithms.shapes import TOKENS, check_shape
+from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 from outdo.utils.outcome import RIGHT
 
@@ -123,19 +125,23 @@ def gae(
     Â is whitened over the trained tokens of the batch after the returns are computed, as in verl and OpenRLHF; for
     `ddof` see `whitened`. The value after the last token is 0, as in verl and OpenRLHF; with `bootstrap`, the value
     after a truncated answer is the critic's V of the whole answer, as in AReaL. With `turns`, γ and λ count turns of
-    the policy and not its tokens: both are 1 between two tokens of a turn.
+    the policy and not its tokens: both are 1 between two tokens of a turn. Each conversation of an episode is a
+    trajectory of its own: see `outdo.algorithms.unfold`.
 
     Raises ValueError with `bootstrap` if the batch has no `end_values`. The loop computes them for
     `functools.partial(gae, bootstrap=True)`.
     """
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
         raise ValueError(f"gae: gamma and lam must be from 0 to 1, not {gamma} and {lam}")
-    rewards, values, mask = token_rewards_of(batch), _given(batch, "values"), batch.loss_mask
-    end = _end_values(batch).to(values) if bootstrap else torch.zeros_like(values[:, 0])  # [B]
-    turn = batch.turn if turns else None
+    conversations = Unfolded.of(batch)
+    rows = conversations.batch
+    rewards, values, mask = token_rewards_of(rows), _given(rows, "values"), rows.loss_mask
+    end = _end_values(rows).to(values) if bootstrap else torch.zeros_like(values[:, 0])  # [C]
+    turn = rows.turn if turns else None
     advantages = generalised_advantages(rewards, values, mask, end, gamma=gamma, lam=lam, turn=turn)
     returns = (advantages + values).where(mask, 0.0)
-    return batch.with_(advantages=whitened(advantages, mask, ddof=ddof) if whiten else advantages, returns=returns)
+    advantages = whitened(advantages, mask, ddof=ddof) if whiten else advantages
+    return batch.with_(advantages=conversations.folded(advantages), returns=conversations.folded(returns))
 
 
 @requires(whole_batch=True)
@@ -145,8 +151,7 @@ def reinforce_pp(batch: Batch, *, gamma: float = 1.0, ddof: int = 1) -> Batch:
     The rewards are those per token: with a KL penalty in them, as published (`kl_penalty`), the return of a token
     contains the divergence of all later tokens. verl does the same; OpenRLHF has ddof = 0, see `whitened`.
     """
-    returns = returns_to_go(token_rewards_of(batch), batch.loss_mask, gamma=gamma)
-    return batch.with_(advantages=whitened(returns, batch.loss_mask, ddof=ddof))
+    return batch.with_(advantages=whitened(returns_of(batch, gamma=gamma), batch.loss_mask, ddof=ddof))
 
 
 def reinforce_pp_baseline(batch: Batch, *, ddof: int = 1) -> Batch:
@@ -165,8 +170,8 @@ def remax(batch: Batch) -> Batch:
     """Return-to-go minus the reward of the greedy answer to the same question; ReMax (arXiv 2310.10505)."""
     if batch.baselines is None:
         raise ValueError("remax needs `baselines`, which the batch does not have")
-    returns = returns_to_go(token_rewards_of(batch), batch.loss_mask)
-    return batch.with_(advantages=(returns - batch.baselines[:, None]).where(batch.loss_mask, 0.0))
+    advantages = without_rounding(returns_of(batch) - batch.baselines[:, None], batch)
+    return batch.with_(advantages=advantages.where(batch.loss_mask, 0.0))
 
 
 @requires(reference=True, old_logprobs=True)
@@ -216,14 +221,14 @@ def baseline_first(advantage: RewardAdvantage) -> Advantage:
     @requires(**asdict(required))
     def replace_rewards(batch: Batch) -> Batch:
         rows = of_rollouts(advantage, batch, by_verdict=required.right)
-        return batch.with_(token_rewards=terminal_rewards(rows, batch.loss_mask))
+        return batch.with_(token_rewards=token_rewards_of(batch.with_(rewards=rows, token_rewards=None)))
 
     return replace_rewards
 
 
 def to_go(batch: Batch) -> Batch:
     """Â_t = Σ_{s>=t} r_s: the sum of the rewards from this token on, not whitened."""
-    return batch.with_(advantages=returns_to_go(token_rewards_of(batch), batch.loss_mask))
+    return batch.with_(advantages=returns_of(batch))
 
 
 def without_truncated(batch: Batch) -> Batch:

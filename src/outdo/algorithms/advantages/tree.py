@@ -6,8 +6,9 @@ from torch import Tensor
 
 from outdo.algorithms.advantages.base import rewards_of
 from outdo.algorithms.advantages.group import deviation, divided, group_centred
-from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of
+from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of, without_rounding
 from outdo.algorithms.prefix_tree import prefix_tree
+from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 
 
@@ -30,45 +31,55 @@ def tree(batch: Batch, *, shrink: float = 0.0, scale: bool = False, eps: float =
     standard deviation of the group's rewards as in `group_standardised`, which is biased as GRPO is.
 
     The baseline is V(o_<t) of the context, as a critic's or VinePPO's (arXiv 2410.01679), from the group's own answers.
-    TreeRPO (arXiv 2506.05183) samples trees on purpose. The advantage is 0 in a group of one.
+    TreeRPO (arXiv 2506.05183) samples trees on purpose. The advantage is 0 in a group of one. Other answers are those
+    of other episodes: a second conversation of the same episode is no baseline.
 
     Raises ValueError for a negative `shrink`.
     """
     if not shrink >= 0:
         raise ValueError(f"tree: shrink must be at least 0, not {shrink}")
-    rewards = token_rewards_of(batch).double()
-    counted = batch.loss_mask & batch.scored[:, None]
-    returns = returns_to_go(rewards, batch.loss_mask)
-    contexts, _ = prefix_tree(batch)
+    conversations = Unfolded.of(batch)
+    rows, parent, start = conversations.batch, conversations.parent, conversations.start
+    rewards = token_rewards_of(rows).double()
+    counted = rows.loss_mask & rows.scored[:, None]
+    returns = returns_to_go(rewards, rows.loss_mask)
+    contexts, _ = prefix_tree(rows)
     advantages = torch.zeros_like(returns)
     baseline = torch.zeros_like(returns[:, 0])
-    compared = torch.zeros_like(batch.scored)  # whether another answer has been in a context of this one
+    compared = torch.zeros_like(rows.scored)  # whether another answer has been in a context of this one
     for t, here in enumerate(counted.T):
-        mean, others = _mean_of_others(returns[:, t], contexts[:, t], here)
+        baseline, compared = baseline.where(start != t, baseline[parent]), compared.where(start != t, compared[parent])
+        mean, others = _mean_of_others(returns[:, t], contexts[:, t], conversations.row, here)
         weight = (others / (others + shrink).clamp(min=1e-300)).where(compared, 1.0)
         baseline = (baseline + weight * (mean - baseline)).where(others > 0, baseline)
         compared = compared | (others > 0)
         advantages[:, t] = (returns[:, t] - baseline).where(here & compared, 0.0)
         baseline = baseline - rewards[:, t]  # from the return of this token on to that of the next
+    advantages = conversations.folded(without_rounding(advantages, rows))
     if scale:
         advantages = divided(advantages, _spread(batch)[:, None], eps)
     return batch.with_(advantages=advantages.to(batch.rewards.dtype))
 
 
 def _mean_of_others(
-    values: Float[Tensor, "B"], context: Int[Tensor, "B"], here: Bool[Tensor, "B"]
-) -> tuple[Float[Tensor, "B"], Float[Tensor, "B"]]:
-    """Return the mean value of the other rows `here` in the context of each row, and their number; 0 where none.
+    values: Float[Tensor, "C"], context: Int[Tensor, "C"], row: Int[Tensor, "C"], here: Bool[Tensor, "C"]
+) -> tuple[Float[Tensor, "C"], Float[Tensor, "C"]]:
+    """Return the mean value of the answers of other rows that are `here` in each context, and their number, or 0.
 
     It is computed relative to the lowest value of the context, so that the mean of equal values is exactly their value.
     """
     place = context.unique(return_inverse=True)[1]
     lowest = torch.full_like(values, torch.inf).scatter_reduce(0, place[here], values[here], "amin")[place]
     raised = (values - lowest).where(here, 0.0)
-    sums = torch.zeros_like(values).index_add(0, place, raised)[place]
-    others = (torch.zeros_like(values).index_add(0, place, here.to(values))[place] - 1).where(here, 0.0)
-    mean = lowest + (sums - raised) / others.clamp(min=1)
+    number, of_row = here.to(values), (place * len(row) + row).unique(return_inverse=True)[1]  # its own answers there
+    others = (_sum(number, place) - _sum(number, of_row)).where(here, 0.0)
+    mean = lowest + (_sum(raised, place) - _sum(raised, of_row)) / others.clamp(min=1)
     return mean.where(others > 0, 0.0), others
+
+
+def _sum(values: Float[Tensor, "C"], place: Int[Tensor, "C"]) -> Float[Tensor, "C"]:
+    """Return the sum of the values with an equal `place`, for each of them."""
+    return torch.zeros_like(values).index_add(0, place, values)[place]
 
 
 def _spread(batch: Batch) -> Float[Tensor, "B"]:

@@ -7,11 +7,12 @@ has the reward of the episode.
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised, leave_one_out
-from outdo.algorithms.advantages.returns import token_rewards_of
+from outdo.algorithms.advantages.returns import token_rewards_of, without_rounding
+from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 from outdo.utils.errors import UserError
 
@@ -25,13 +26,24 @@ def turn_to_go(batch: Batch, *, gamma: float = 1.0) -> Batch:
     its gradient is not that of any function (arXiv 1906.07073). With γ = 1 both are the same, and with rewards in the
     last turn only this is `leave_one_out`. The advantage is 0 in a group of one.
 
+    Each conversation of an episode has turns of its own, 0, 1, ... from its beginning, and R_jk is that of the first
+    one: see `outdo.algorithms.unfold`.
+
     Raises ValueError if `gamma` is not from 0 to 1.
     """
     if not 0 <= gamma <= 1:
         raise ValueError(f"turn_to_go: gamma must be from 0 to 1, not {gamma}")
-    rewards = rewards_of_turns(batch)
+    conversations = Unfolded.of(batch)
+    rows, first = conversations.batch, conversations.first
+    rewards = rewards_of_turns(rows)
     discount = gamma ** torch.arange(rewards.shape[1], device=rewards.device, dtype=rewards.dtype)  # [K]
-    return _filled(batch, _in_each_turn(leave_one_out, _to_go(rewards * discount), batch))
+    returns = _to_go(rewards * discount)  # [C, K]
+    result = _in_each_turn(leave_one_out, returns, rows, rows.scored & first)
+    for further in (rows.scored & ~first).nonzero().squeeze(1).tolist():
+        compared = conversations.compared_with(further) & rows.scored
+        result[further] = _in_each_turn(leave_one_out, returns, rows, compared)[further]
+    advantages = without_rounding(_of_tokens(rows, result), rows)
+    return batch.with_(advantages=conversations.folded(advantages))
 
 
 def turn_centred(batch: Batch, *, scale: bool = True, eps: float = 1e-4) -> Batch:
@@ -45,8 +57,15 @@ def turn_centred(batch: Batch, *, scale: bool = True, eps: float = 1e-4) -> Batc
     r - r = 0 for both choices. Hence episodes with unequal numbers of turns in a group are refused: `turn_to_go`
     has no such bias.
 
-    Raises UserError if the scored episodes of a group differ in their number of turns.
+    Raises UserError if the scored episodes of a group differ in their number of turns, or have several conversations.
     """
+    if batch.previous is not None:
+        raise UserError(
+            [
+                "turn_centred compares turns with turns, and those of several conversations do not correspond: use "
+                "turn_to_go"
+            ]
+        )
     turns = batch.turn.amax(1) + 1  # [B]
     for number in batch.group.unique():
         found = turns[(batch.group == number) & batch.scored].unique().tolist()
@@ -59,7 +78,8 @@ def turn_centred(batch: Batch, *, scale: bool = True, eps: float = 1e-4) -> Batc
                 ]
             )
     credit = partial(group_standardised, eps=eps) if scale else group_centred
-    return _filled(batch, _to_go(_in_each_turn(credit, rewards_of_turns(batch), batch)))
+    result = _to_go(_in_each_turn(credit, rewards_of_turns(batch), batch, batch.scored))
+    return batch.with_(advantages=_of_tokens(batch, result))
 
 
 def rewards_of_turns(batch: Batch) -> Float[Tensor, "B K"]:
@@ -78,17 +98,17 @@ def _to_go(values: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
     return values.flip(1).cumsum(1).flip(1)
 
 
-def _in_each_turn(advantage: RewardAdvantage, values: Float[Tensor, "B K"], batch: Batch) -> Float[Tensor, "B K"]:
-    """Compare the values of each turn in the groups; rows that are not scored get 0, and are in no mean."""
+def _in_each_turn(
+    advantage: RewardAdvantage, values: Float[Tensor, "B K"], batch: Batch, compared: Bool[Tensor, "B"]
+) -> Float[Tensor, "B K"]:
+    """Compare the values of each turn in the groups; rows that are not `compared` get 0, and are in no mean."""
     result = torch.zeros_like(values)
-    scored = batch.scored
-    if scored.any():
-        columns = [advantage(column[scored], batch.group[scored]) for column in values.T]
-        result[scored] = torch.stack(columns, 1)
+    if compared.any():
+        columns = [advantage(column[compared], batch.group[compared]) for column in values.T]
+        result[compared] = torch.stack(columns, 1)
     return result
 
 
-def _filled(batch: Batch, of_turns: Float[Tensor, "B K"]) -> Batch:
+def _of_tokens(batch: Batch, of_turns: Float[Tensor, "B K"]) -> Float[Tensor, "B T"]:
     """Copy the advantage of a turn to each of its trained tokens: [B, K] -> [B, T]."""
-    advantages = of_turns.gather(1, batch.turn.clamp(min=0).long())
-    return batch.with_(advantages=advantages.where(batch.loss_mask, 0.0))
+    return of_turns.gather(1, batch.turn.clamp(min=0).long()).where(batch.loss_mask, 0.0)

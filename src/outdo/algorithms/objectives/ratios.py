@@ -1,7 +1,8 @@
 """Piece 1, the level: from log-ratios per token to the logarithm of the ratio that is clipped. All are [B, T].
 
 A level takes `(log_ratio, loss_mask)` and returns 0 outside of the mask, where the log-ratio is already 0. The ratio of
-a whole answer is repeated at each of its tokens.
+a whole answer is repeated at each of its tokens. The answer is the row: the whole episode, with all of its turns and
+conversations.
 """
 
 from collections.abc import Callable
