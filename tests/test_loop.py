@@ -14,6 +14,7 @@ from outdo.algorithms.objectives.presets import grpo
 from outdo.extras.page.notebook import show
 from outdo.loop import Sampler, in_turn, train
 from outdo.models.bundle import Models
+from outdo.models.completion_text import completion_text
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
@@ -266,8 +267,12 @@ def requests(count: int, limit: int = 99) -> list[Request]:
 
 def test_scripted_answers_are_used_in_order_across_calls_and_running_out_is_an_error():
     engine = ScriptedEngine(["one", (7, 8), "three"], small().tokenizer)
-    texts = [engine.decode(x.token_ids) for call in (2, 1) for x in engine.generate(requests(call), SAMPLING)]
-    assert texts == ["one", engine.decode((7, 8)), "three"]
+    texts = [
+        completion_text(engine.tokenizer, x.token_ids)
+        for call in (2, 1)
+        for x in engine.generate(requests(call), SAMPLING)
+    ]
+    assert texts == ["one", completion_text(engine.tokenizer, (7, 8)), "three"]
     assert len(engine.requests) == 3
     with pytest.raises(EngineError, match=r"the script has 3 answers, and one more was asked: .*prompt_id='q'"):
         engine.generate(requests(1), SAMPLING)

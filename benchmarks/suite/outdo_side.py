@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from benchmarks.suite.processes import rank, start_others
 from benchmarks.suite.roofline import Weights
@@ -98,9 +99,10 @@ class TimedEngine:
         """Release what the engine holds."""
         self.engine.close()
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer."""
-        return self.engine.decode(token_ids)
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the policy."""
+        return self.engine.tokenizer
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """One completion per request, in their order."""

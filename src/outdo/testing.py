@@ -134,7 +134,7 @@ class ScriptedEngine:
         logprob: float = -1.0,
     ) -> None:
         self.script = script if callable(script) else _in_order(script)
-        self.tokenizer = tokenizer  # None: that of the policy that is loaded
+        self._tokenizer = tokenizer  # None: that of the policy that is loaded
         self.logprob = logprob
         self.version = 0
         self.requests: list[Request] = []
@@ -142,11 +142,14 @@ class ScriptedEngine:
     def update_weights(self, policy: PolicyView) -> None:
         """Store the version of the policy, and its tokenizer where none was given."""
         self.version = policy.version
-        self.tokenizer = self.tokenizer or policy.tokenizer
+        self._tokenizer = self._tokenizer or policy.tokenizer
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer without special tokens."""
-        return str(self._tokenizer().decode(list(token_ids), skip_special_tokens=True))
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that was given, or that of the policy. Raises `ValueError` if there is none yet."""
+        if self._tokenizer is None:
+            raise ValueError("a text needs a tokenizer: give the engine one, or call `update_weights(policy)` first")
+        return self._tokenizer
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return `logprob` for each token after the first of each sequence."""
@@ -168,8 +171,8 @@ class ScriptedEngine:
         if isinstance(completion, Completion):
             return completion
         if isinstance(completion, str):
-            tokenizer = self._tokenizer()
-            completion = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
+            ids = self.tokenizer.encode(completion, add_special_tokens=False)
+            completion = [*ids, self.tokenizer.eos_token_id]
         limit = min(request.max_tokens, sampling.max_tokens)
         return Completion(
             token_ids=tuple(completion[:limit]),
@@ -177,11 +180,6 @@ class ScriptedEngine:
             finish_reason=FinishReason.length if len(completion) > limit else FinishReason.stop,
             policy_version=self.version,
         )
-
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        if self.tokenizer is None:
-            raise ValueError("a text needs a tokenizer: give the engine one, or call `update_weights(policy)` first")
-        return self.tokenizer
 
 
 def _in_order(completions: Sequence[ScriptedCompletion]) -> Callable[[Request], ScriptedCompletion]:

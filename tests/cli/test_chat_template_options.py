@@ -8,6 +8,7 @@ from command_cases import SMALL
 from transformers import AutoTokenizer
 
 from outdo.extras.record import parquet
+from outdo.models.completion_text import completion_text
 
 TEMPLATE = (
     "{% set opening = '@' if enable_thinking is not defined or enable_thinking else '!' %}"
@@ -50,7 +51,7 @@ def test_the_option_holds_from_the_training_to_the_exported_model(outdo, thinkin
     asked = []
 
     def evaluate(engine, environment, prompts, *_, **__):
-        asked.append([engine.decode(prompt.token_ids) for prompt in prompts])
+        asked.append([completion_text(engine.tokenizer, prompt.token_ids) for prompt in prompts])
         raise SystemExit(0)
 
     monkeypatch.setattr("outdo.cli.evaluate.evaluate", evaluate)

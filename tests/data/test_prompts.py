@@ -75,8 +75,7 @@ class RecordingEngine:
         only = Completion(token_ids=(5,), logprobs=(-1.0,), finish_reason=FinishReason.stop, policy_version=0)
         return [only for _ in requests]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "five"
+    tokenizer = byte_bpe_tokenizer([])
 
 
 class ConstantReward:

@@ -47,7 +47,7 @@ PLACES: dict[str, list[str]] = {
     ],
     "docs/reproducibility.md": [HERE, HERE],
     "docs/reward-models.md": [HERE],
-    "docs/rewards.md": ["rewards/test_reward_loading.py"] * 4,
+    "docs/rewards.md": [*["rewards/test_reward_loading.py"] * 4, "rewards/test_thinking_in_answers.py"],
     "docs/tools.md": [HERE],
     "docs/trackers.md": [HERE],
     "docs/tutorial.md": [HERE],

@@ -23,6 +23,7 @@ from outdo.rewards.matchers import matcher_called
 from outdo.rewards.math import math
 from outdo.rewards.multiple_choice import multiple_choice
 from outdo.utils.errors import UserError
+from outdo.utils.thinking import prefill_of
 
 ROOT = Path(__file__).parents[2]
 MATCHERS = {"exact": exact, "last_number": last_number, "math": math}
@@ -321,4 +322,4 @@ def test_format_requires_both_tags_once_and_nothing_else(completion: str, right:
     ],
 )
 def test_tags_that_the_prompt_opened_belong_to_the_format(prompt: str, completion: str, right: bool):
-    assert format(completion, prompt) == right
+    assert format(completion, prefill_of(prompt)) == right

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from engine_cases import fresh
+from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
@@ -94,8 +95,9 @@ class CopyingEngine:
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._now.score(sequences)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._now.decode(token_ids)
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._now.tokenizer
 
     def restart(self) -> None:
         self.calls.append("restart")

@@ -20,6 +20,7 @@ from outdo.extras.replicas.replicas import Replicas
 from outdo.extras.replicas.sharding import DividingReplicas
 from outdo.extras.vllm.weights import merged_weights, write_weights
 from outdo.models.adapter import adapter_config, trained_weights
+from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -50,7 +51,7 @@ def processes_of_the_first(replicas: Replicas) -> None:
         os.kill(process._process.pid, signal.SIGKILL)
     assert engine.generate(requests(siblings=2), SAMPLING) == expected(alone)
     assert engine.version == 1
-    assert engine.decode([40, 41]) == BuiltinEngine(alone).decode([40, 41])
+    assert completion_text(engine.tokenizer, [40, 41]) == completion_text(alone.tokenizer, [40, 41])
     engine.health()
     assert all(is_sharded(weight) for weight in policy.model.parameters())
     metrics = replicas.together(lambda: metrics_of(engine))

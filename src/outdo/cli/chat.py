@@ -9,6 +9,7 @@ from rich.console import Console
 
 from outdo.cli.arguments import Device, Engine, MaxTokens, RunOrModel
 from outdo.cli.output import print_line
+from outdo.models.completion_text import completion_text
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
@@ -58,7 +59,7 @@ def command(
             messages.clear()
             continue
         request = Request(token_ids=tuple(ids), stream=Stream("chat", turn, "", 0), max_tokens=limit)
-        completion = sampler.decode(sampler.generate([request], sampling)[0].token_ids)
+        completion = completion_text(policy.tokenizer, sampler.generate([request], sampling)[0].token_ids)
         messages.append({"role": "assistant", "content": completion})
         for text in completion.splitlines() or [""]:
             print_line(console, escape_control(text))

@@ -24,6 +24,7 @@ from outdo.cli.arguments import (
 from outdo.cli.output import print_line
 from outdo.config.environments import row_environments
 from outdo.data.questions import questions_from
+from outdo.models.completion_text import completion_text, rendered_text
 from outdo.models.device import make_deterministic, set_threads
 from outdo.models.policy import Policy
 from outdo.rollouts.engines import base
@@ -35,6 +36,7 @@ from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError
 from outdo.utils.rng import Stream
 from outdo.utils.text import counted
+from outdo.utils.thinking import prefill_of
 
 
 def command(
@@ -91,12 +93,14 @@ def _lines(
     asked: Sequence[tuple[Prompt, int]], completions: Sequence[Completion], engine: base.Engine
 ) -> Iterator[dict[str, Any]]:
     for (prompt, sample), completion in zip(asked, completions, strict=True):
+        rendered = rendered_text(engine.tokenizer, prompt.token_ids)
         yield {
             "id": prompt.id,
             "sample": sample,
             "prompt": prompt.text,
             **({} if prompt.answer is None else {"answer": prompt.answer}),
-            "completion": engine.decode(completion.token_ids),
+            **({"prefill": prefill} if (prefill := prefill_of(rendered, prompt.text)) else {}),
+            "completion": completion_text(engine.tokenizer, completion.token_ids),
             "finish_reason": str(completion.finish_reason),
             "tokens": len(completion.token_ids),
         }

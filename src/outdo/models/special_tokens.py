@@ -27,6 +27,11 @@ PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0
 """Unicode gives these characters no meaning."""
 
 
+def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the special tokens of a tokenizer, longer ones first."""
+    return _special_tokens(tokenizer, *_key(tokenizer))
+
+
 def special_tokens_in(tokenizer: PreTrainedTokenizerBase, value: Any) -> list[str]:
     """Return the special tokens whose text occurs in the strings of a value, each once, in their order."""
     pattern = _pattern(tokenizer)

@@ -5,7 +5,7 @@ from typing import Any
 from outdo.rewards.final_answer import after_cue, final_answer, reference_text
 
 
-def exact(completion: str, answer: Any) -> bool:
+def exact(completion: str, answer: Any, prefill: str = "") -> bool:
     """Return True if the final answer equals the reference character by character, ignoring white space around both.
 
     The final answer is where `outdo.rewards.final_answer` finds it. At the end of a text it is what follows "the answer
@@ -16,7 +16,7 @@ def exact(completion: str, answer: Any) -> bool:
         ValueError: there is no reference.
     """
     reference = reference_text(answer)
-    return reference in final_texts(completion)
+    return reference in final_texts(prefill + completion)
 
 
 def final_text(completion: str) -> str | None:

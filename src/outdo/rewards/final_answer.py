@@ -1,6 +1,7 @@
 r"""Find the final answer of a completion: the rule that all matchers share.
 
-1. Thinking is never the answer: neither the text before the last `</think>`, nor an open `<think>` that does not end.
+1. Thinking is never the answer: neither the text before the last `</think>`, nor an open `<think>` that does not end
+   (`outdo.utils.thinking` lists its tags). A `<think>` that the prompt opens at its end belongs to the completion.
 2. The final answer is what the last `<answer>...</answer>` holds.
 3. Without this tag it is the text after the last `####`, the mark of GSM8K (Cobbe et al. 2021, arXiv 2110.14168). A
    Markdown heading such as `#### Step 2` is no mark.
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outdo.utils.thinking import without_thinking
+
 ANSWER_MARK = "####"
 
 LONGEST_ANSWER = 6000
@@ -23,8 +26,6 @@ LONGEST_ANSWER = 6000
 
 MAX_CUES = 8
 
-_THINK_END = re.compile(r"</think\s*>", re.IGNORECASE)
-_THINK_START = re.compile(r"<think\s*>", re.IGNORECASE)
 _ANSWER_START = re.compile(r"<answer(?:\s[^<>]*)?>", re.IGNORECASE)
 _ANSWER_END = re.compile(r"</answer\s*>", re.IGNORECASE)
 _MARK = re.compile(r"(?<!#)####(?!#)")
@@ -52,10 +53,13 @@ class FinalAnswer:
 
 
 def final_answer(completion: str) -> FinalAnswer | None:
-    """Return the final answer by the rule above; `None` if the completion has none, or an empty one."""
-    text = completion[_end_of_last(_THINK_END, completion) :]
+    """Return the final answer by the rule above; `None` if the completion has none, or an empty one.
+
+    What the prompt has written of the answer stands before the completion: `final_answer(prefill + completion)`.
+    """
+    text = without_thinking(completion)
     tagged = _tagged(text)
-    text = without_thinking(text) if tagged is None else tagged
+    text = text if tagged is None else tagged
     marked = _after_mark(text)
     boxed = _boxed(text if marked is None else marked)
     stated = next((part for part in (boxed, marked, tagged) if part is not None), None)
@@ -63,13 +67,6 @@ def final_answer(completion: str) -> FinalAnswer | None:
         return FinalAnswer(text.strip(), stated=False) if text.strip() else None
     stated = next(after_cue(stated), stated).strip()
     return FinalAnswer(stated, stated=True) if stated else None
-
-
-def without_thinking(completion: str) -> str:
-    """Return what follows the last `</think>`, up to a `<think>` that does not end."""
-    text = completion[_end_of_last(_THINK_END, completion) :]
-    thinking = _THINK_START.search(text)
-    return text[: thinking.start()] if thinking else text
 
 
 def after_cue(text: str) -> Iterator[str]:

@@ -26,14 +26,12 @@ def matches(pattern: str) -> Callable[[str], bool]:
     return matches_pattern
 
 
-def format(completion: str, rendered_prompt: str = "") -> float:
+def format(completion: str, prefill: str = "") -> float:
     """Return 1 for `<think>...</think><answer>...</answer>` and nothing else; it is no verdict on the answer.
 
-    Tags that the prompt opens at its end, as the templates of reasoning models do, belong to the completion.
+    Tags that the prompt opens at its end, as the templates of reasoning models do, belong to the completion: `prefill`.
     """
-    opened = _OPENED.search(rendered_prompt)
-    return float(_think_answer(completion if opened is None else opened[0] + completion))
+    return float(_think_answer(prefill + completion))
 
 
 _think_answer = matches(THINK_ANSWER)
-_OPENED = re.compile(r"<think>\s*(?:</think>\s*(?:<answer>\s*)?)?\Z")

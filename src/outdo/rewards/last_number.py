@@ -73,7 +73,7 @@ _EXPLAINED = re.compile(
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|\Z)|\n")
 
 
-def last_number(completion: str, answer: Any) -> bool:
+def last_number(completion: str, answer: Any, prefill: str = "") -> bool:
     """Return True if the number that is the final answer equals the reference: `$1,234.00` is `1234`, and `1/2` is 0.5.
 
     The final answer is where `outdo.rewards.final_answer` finds it. At the end of a text it is the last number.
@@ -81,7 +81,7 @@ def last_number(completion: str, answer: Any) -> bool:
     Raises:
         ValueError: the reference is not one number.
     """
-    return final_number(completion) == reference_number(answer)
+    return final_number(prefill + completion) == reference_number(answer)
 
 
 def final_number(completion: str) -> Fraction | None:

@@ -79,8 +79,8 @@ def matcher_of(reward: Reward) -> tuple[Matcher, Reward | None]:
 def majorities(reward: Reward, groups: Sequence[Sequence[str]]) -> list[int]:
     """Return for each group of completions the index of the first one with the most common answer.
 
-    Answers are those that the matcher in `reward` reads, and equal if it finds them equal. A completion without an
-    answer has no vote.
+    Each completion is given with its prefill (`RewardInput.answer_text`). Answers are those that the matcher in
+    `reward` reads, and equal if it finds them equal. A completion without an answer has no vote.
     """
     matcher, part = matcher_of(reward)
     read = [[matcher.read(completion) for completion in group] for group in groups]

@@ -43,7 +43,7 @@ _PERCENT = re.compile(r"(?:%|\bpercent\b|\bpct\b)\W*\Z", re.IGNORECASE)
 _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
 
 
-def math(completion: str, answer: Any) -> bool:
+def math(completion: str, answer: Any, prefill: str = "") -> bool:
     r"""Return True if the final expression of the completion equals the reference: `\frac{1}{2}`, `0.5` and `1/2` do.
 
     `outdo.rewards.final_answer` finds both, so the reference may be a worked solution that ends in `#### answer`.
@@ -54,6 +54,7 @@ def math(completion: str, answer: Any) -> bool:
         ValueError: the reference is empty or is not mathematics.
     """
     reference = _reference(check_expression(answer))
+    completion = prefill + completion
     number = final_number(completion)
     if number is not None and reference.number is not None:
         return _equal_numbers(number, reference.number) or _equal_share(completion, number, reference)

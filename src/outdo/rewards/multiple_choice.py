@@ -29,13 +29,13 @@ _ENDING = re.compile(r"(?:\b(?i:is|be|choose|pick|select)|[:=])\s+([A-Z])\s*[.!]
 _ANOTHER = re.compile(r"[)\]}.\s]*(?:,|/|&|\b(?:or|and)\b)\s*(?:(?i:option|choice)\s+)?[(\[]?[A-Z][)\]]?(?![\w'])")
 
 
-def multiple_choice(completion: str, answer: Any) -> bool:
+def multiple_choice(completion: str, answer: Any, prefill: str = "") -> bool:
     """Return True if the letter that is the final answer equals the reference's, in either case.
 
     Raises:
         ValueError: the reference is not one letter.
     """
-    return final_letter(completion) == reference_letter(answer)
+    return final_letter(prefill + completion) == reference_letter(answer)
 
 
 def final_letter(completion: str) -> str | None:

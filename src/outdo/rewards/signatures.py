@@ -33,6 +33,11 @@ TRAINER_ONLY = frozenset({"trainer_state", "log_extra", "log_metric", "environme
 """Arguments that only TRL's trainer can pass: a function may have these parameters if they have a default."""
 
 
+ONLY_BY_NAME = frozenset({"prefill", "prefills"})
+"""Arguments that a function gets only if it names them: other libraries have none of them, and what is in `**columns`
+may be taken for a column."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardFunction:
     """A user's reward function, called by the signature it was written for."""
@@ -107,7 +112,8 @@ class RewardFunction:
         if missing:
             similar = did_you_mean(missing[0], list(given))
             raise TypeError(f"{self.name} needs {', '.join(missing)}; the data has {', '.join(given)}{similar}")
-        accepted = arguments if self.takes.accepts_any else self.takes.parameters
+        named = self.takes.parameters
+        accepted = (arguments.keys() - ONLY_BY_NAME) | set(named) if self.takes.accepts_any else named
         return {name: value for name, value in arguments.items() if name in accepted}
 
 
@@ -252,6 +258,7 @@ def _plain_arguments(sample: RewardInput) -> dict[str, Any]:
         **sample.columns,
         "prompt": sample.prompt,
         "rendered_prompt": sample.rendered_prompt,
+        "prefill": sample.prefill,
         "completion": sample.completion,
         "completion_ids": list(sample.completion_ids),
         "messages": list(sample.messages) or sample.columns.get("messages", []),
@@ -297,6 +304,7 @@ def _trl_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:
         "prompts": [sample.prompt for sample in inputs],
         "completions": [_trl_completion(sample) for sample in inputs],
         "completion_ids": [list(sample.completion_ids) for sample in inputs],
+        "prefills": [sample.prefill for sample in inputs],
     }
 
 

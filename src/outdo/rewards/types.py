@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from outdo.utils.errors import RewardError
 from outdo.utils.text import counted, one_line
+from outdo.utils.thinking import prefill_of
 
 SCORE_KEYS = ("score", "reward")
 """The entry of a returned dict that is the reward: as in verl, as in Stanford's CS336."""
@@ -27,7 +28,7 @@ class RewardInput:
     prompt: str | list[dict[str, Any]]
     """The question, as text or as chat messages, before the chat template is applied."""
     completion: str
-    """The answer, decoded, without special tokens."""
+    """What the policy wrote, as text: without the special tokens that frame a message, with those that are tags."""
     answer: Any
     """The reference: the value of the data's answer column, or `None` where there is none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -35,9 +36,18 @@ class RewardInput:
     completion_ids: Sequence[int] = ()
     """The token ids that were sampled, including the end-of-sequence token."""
     rendered_prompt: str = ""
-    """The prompt as the policy read it, after the chat template; empty where nothing was rendered."""
+    """The prompt as the policy read it, after the chat template, with all special tokens; empty where nothing was
+    rendered."""
+    prefill: str = ""
+    """What the prompt has written already of the answer, such as the `<think>` with which a template ends; see
+    `outdo.utils.thinking.prefill_of`."""
     messages: Sequence[Mapping[str, Any]] = ()
     """In an episode of several turns, all messages after the prompt; `completion` is the last turn of the policy."""
+
+    @property
+    def answer_text(self) -> str:
+        """The whole text of the answer, whoever has written it: the prefill and the completion."""
+        return self.prefill + self.completion
 
 
 class PromptWithReference(Protocol):
@@ -57,9 +67,13 @@ def reward_input(
     completion_ids: Sequence[int] = (),
     *,
     rendered_prompt: str = "",
+    prefill: str | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
 ) -> RewardInput:
-    """Return what a reward sees of one answer to a prompt. Chat messages are copied: a reward may change its own."""
+    """Return what a reward sees of one answer to a prompt. Chat messages are copied: a reward may change its own.
+
+    Without a `prefill` it is that of the rendered prompt.
+    """
     return RewardInput(
         prompt=prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
         completion=completion,
@@ -67,6 +81,7 @@ def reward_input(
         columns=prompt.columns,
         completion_ids=completion_ids,
         rendered_prompt=rendered_prompt,
+        prefill=prefill_of(rendered_prompt, prompt.text) if prefill is None else prefill,
         messages=[dict(message) for message in messages],
     )
 

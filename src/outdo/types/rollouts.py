@@ -72,7 +72,8 @@ class Rollout:
     token_ids: tuple[int, ...]  # after the prompt: sampled tokens, and tokens that an environment inserted
     loss_mask: tuple[bool, ...]  # True where the policy sampled the token
     logprobs: tuple[float, ...]  # by the engine; 0 where the policy did not sample the token
-    text: str  # the text that the reward function read
+    text: str  # the text that the reward function read, of the last turn
+    prefill: str = ""  # what the prompt had written already of that turn: see `RewardInput.prefill`
     reward: float  # finite; 0 where `status` is not "ok"
     right: bool | None = None  # the verdict of `outdo.rewards.right`; None: not defined, or the reward gave none
     status: str = "ok"  # ok · not_applicable · failed · timed_out · non_finite · unavailable · no_baseline

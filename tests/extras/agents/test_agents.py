@@ -26,6 +26,7 @@ from outdo.extras.agents.chat import ChatAnswer, ChatCall
 from outdo.extras.agents.check import GIVEN as GIVEN_IN_A_RECIPE
 from outdo.extras.agents.endpoint import Endpoint
 from outdo.extras.agents.running import GIVEN
+from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rewards import load_reward
@@ -153,7 +154,7 @@ def test_agents_that_write_different_prompts_share_what_is_equal_in_them() -> No
     environment = agent(run, at_once=1)
     engine = ScriptedEngine(lambda _: "a", environment.template.tokenizer)
     (group,) = environment.rollouts(engine, [question(environment.template)], 2, SAMPLING, step=1, purpose="train")
-    assert engine.decode(group.prompt.token_ids) == "What is "
+    assert completion_text(engine.tokenizer, group.prompt.token_ids) == "What is "
     assert [texts(environment, each, sampled=False) for each in group.rollouts] == [
         ["red?<|end|>\n<|assistant|>"],
         ["green?<|end|>\n<|assistant|>"],

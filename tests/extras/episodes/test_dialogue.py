@@ -16,6 +16,7 @@ from episode_cases import TEMPLATE, add, call, dialogue, fail, question, tool_to
 from outdo.extras.episodes.adapt import adapt
 from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.episode import Reply
+from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rewards import load_reward
@@ -318,7 +319,7 @@ def test_an_episode_may_add_text_or_messages_to_its_prompt(added: Any, prompt: l
     environment = dialogue(lambda: Begins(added), reward=load_reward("last_number"))
     engine = ScriptedEngine(lambda _: "5", environment.template.tokenizer)
     (group,) = environment.rollouts(engine, [question(environment.template)], 2, SAMPLING, step=1, purpose="train")
-    assert engine.decode(group.prompt.token_ids).split("\n") == prompt
+    assert completion_text(engine.tokenizer, group.prompt.token_ids).split("\n") == prompt
     assert {request.token_ids for request in engine.requests} == {group.prompt.token_ids}
 
 

@@ -11,6 +11,7 @@ from outdo.config.recipe import Piece
 from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.environment import load_class
 from outdo.extras.episodes.episode import Reply
+from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -109,7 +110,7 @@ def play(environment: Dialogue, scripts: Sequence[Sequence[str]]) -> list[Rollou
     engine = ScriptedEngine(lambda request: left[request.stream.sample].pop(0), environment.template.tokenizer)
     prompts = [question(environment.template)]
     (group,) = environment.rollouts(engine, prompts, len(scripts), SAMPLING, step=1, purpose="train")
-    assert engine.decode(group.prompt.token_ids) in ("Guess.\n", "What is 2 + 3?\n")
+    assert completion_text(engine.tokenizer, group.prompt.token_ids) in ("Guess.\n", "What is 2 + 3?\n")
     return list(group.rollouts)
 
 

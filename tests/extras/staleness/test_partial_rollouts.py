@@ -12,6 +12,7 @@ from outdo.extras.staleness.partial_completions import PresampledEngine, continu
 from outdo.extras.staleness.partial_rollouts import PartialRollouts
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import token_versions
+from outdo.models.completion_text import completion_text
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.base import PolicySnapshot
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -50,7 +51,9 @@ def test_parts_end_where_the_undivided_answer_ends_at_a_stop_string_and_at_the_e
     policy = shared()
     engine, asked = BuiltinEngine(policy, seed=3), requests(siblings=2)
     free = engine.generate(asked, SamplingParams(max_tokens=12))
-    pairs = [engine.decode(each.token_ids[place : place + 2]) for each in free for place in range(3, 8)]
+    pairs = [
+        completion_text(engine.tokenizer, each.token_ids[place : place + 2]) for each in free for place in range(3, 8)
+    ]
     crossing = next(text for text in pairs if len(text) == 2 and text.isprintable())  # of two tokens
     sampling = SamplingParams(max_tokens=12, stop=(crossing,))
     whole = engine.generate(asked, sampling)

@@ -134,7 +134,7 @@ class Agent:
         )
         outputs = score_conversations(
             conversations,
-            engine.decode,
+            engine.tokenizer,
             self.reward,
             failures=failures or FailureCount(),
             max_failed=self.max_failed,
@@ -243,9 +243,8 @@ class Agent:
             completions = engine.generate(requests, sampling)
         check_completions(requests, completions)
         for (arrived, prepared), completion in zip(calls, completions, strict=True):
-            session, text = arrived.episode.session, engine.decode(completion.token_ids)
             try:
-                answer = session.record(prepared, completion, text)
+                answer = arrived.episode.session.record(prepared, completion)
             except Exception as error:
                 arrived.answer.set_exception(_as_call_error(error))
             else:

@@ -68,7 +68,7 @@ def _fill(episode: Conversation, ends: Sequence[Node], shared: int) -> None:
         routes.append(_routes(end, kept))
     main = ends[0]
     episode.token_ids, episode.sampled, episode.logprobs = row[shared:], sampled[shared:], logprobs[shared:]
-    episode.turns, episode.text = len(trained), main.text
+    episode.turns, episode.text, episode.prefill = len(trained), main.text, main.prefill
     episode.last_turn = replace(main.completion, routes=_joined(routes))
     episode.messages = list(main.messages[len(main.path[0].messages) - 1 :])
 

@@ -15,6 +15,7 @@ from typing import Any
 from outdo.extras.agents.chat import NEUTRAL, CallError, ChatAnswer, ChatCall, message_key
 from outdo.extras.episodes.conversation import TOKENS_READ
 from outdo.extras.episodes.template import Template, call_id
+from outdo.models.completion_text import completion_text
 from outdo.models.prompt_encoding import Message, Tool
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
@@ -49,6 +50,7 @@ class Node:
     completion: Completion
     finish_reason: FinishReason  # of the completion; but `stop` for an answer as long as its call asked for
     text: str
+    prefill: str  # see `RewardInput.prefill`
 
     @property
     def path(self) -> "list[Node]":
@@ -129,9 +131,10 @@ class Session:
         )
         return Prepared(call=call, template=template, parent=parent, request=request, limit=limit)
 
-    def record(self, prepared: Prepared, completion: Completion, text: str) -> ChatAnswer:
+    def record(self, prepared: Prepared, completion: Completion) -> ChatAnswer:
         """Keep what the engine sampled, and return it as the answer to the call."""
         call, request = prepared.call, prepared.request
+        tokenizer = prepared.template.tokenizer
         message = self._message(prepared, completion)
         keys = tuple(map(message_key, [*call.messages, message]))
         as_wanted = completion.finish_reason is FinishReason.length and request.max_tokens < prepared.limit
@@ -143,7 +146,8 @@ class Session:
             token_ids=request.token_ids,
             completion=completion,
             finish_reason=FinishReason.stop if as_wanted else completion.finish_reason,
-            text=text,
+            text=completion_text(tokenizer, completion.token_ids),
+            prefill=prepared.template.prefill(request.token_ids),
         )
         self.nodes.append(node)
         if completion.tokens_read is not None:
@@ -151,7 +155,6 @@ class Session:
         if completion.finish_reason is FinishReason.abort:
             self.ended_by = FinishReason.abort
         reason = "stop" if completion.finish_reason is FinishReason.stop else "length"
-        decode = prepared.template.tokenizer.decode
         return ChatAnswer(
             id=f"chatcmpl-{request.stream.purpose.rpartition('/')[0].rpartition('/')[2]}",
             model=call.model,
@@ -160,7 +163,7 @@ class Session:
             prompt_ids=request.token_ids,
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
-            tokens=[str(decode([token])) for token in completion.token_ids] if call.logprobs else (),
+            tokens=[str(tokenizer.decode([token])) for token in completion.token_ids] if call.logprobs else (),
             show_token_ids=call.return_token_ids,
         )
 

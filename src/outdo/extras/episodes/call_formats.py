@@ -58,6 +58,11 @@ def find_calls(form: str, text: str, tools: Sequence[Mapping[str, Any]] = ()) ->
     return CALL_FORMATS[form].pattern.sub("", text).strip(), calls, faults
 
 
+def marks_thinking(form: str) -> bool:
+    """Return whether the format marks thinking in a way of its own, and `split_thought` is to be asked for it."""
+    return CALL_FORMATS[form].thought is not None
+
+
 def split_thought(form: str, text: str) -> tuple[str, str]:
     """Return the thinking that is marked as the format marks it, and the text without it and without its frame."""
     thought, frame = CALL_FORMATS[form].thought, CALL_FORMATS[form].frame

@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from transformers import PreTrainedTokenizerBase
+
 from outdo.extras.episodes.episode import LateError, Player
+from outdo.models.completion_text import rendered_text
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.environment import NAME
 from outdo.rewards.failures import output_of_error
@@ -47,13 +50,14 @@ class Conversation:
     turns: int = 0
     last_turn: Completion
     text: str = ""  # of the last turn
+    prefill: str = ""  # what was written already of the last turn: see `RewardInput.prefill`
     finish_reason: FinishReason | None = None  # None: it goes on
     failure: RewardOutput | None = None
     counts: Counter[str] = field(default_factory=Counter)  # of events; those of the player when it has ended
     tool_seconds: dict[str, list[float]] = field(default_factory=dict)  # see `Rollout.tool_seconds`; the same
     forks: list[tuple[int, int]] = field(default_factory=list)  # see `Rollout.forks`
 
-    def add_turn(self, completion: Completion, text: str) -> None:
+    def add_turn(self, completion: Completion, text: str, prefill: str) -> None:
         """Append what the policy sampled."""
         self.token_ids += completion.token_ids
         self.sampled += [True] * len(completion.token_ids)
@@ -62,7 +66,7 @@ class Conversation:
         if completion.tokens_read is not None:
             self.counts[TOKENS_READ] += completion.tokens_read
         self.last_turn = completion
-        self.text = text
+        self.text, self.prefill = text, prefill
 
     def add_environment(self, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Append what the environment wrote."""
@@ -117,6 +121,7 @@ class Conversation:
             loss_mask=tuple(self.sampled),
             logprobs=tuple(self.logprobs),
             text=self.text,
+            prefill=self.prefill,
             reward=output.value,
             right=output.right,
             status=str(output.status),
@@ -174,7 +179,7 @@ def groups_of(
 
 def score_conversations(
     conversations: Sequence[Conversation],
-    decode: Callable[[Sequence[int]], str],
+    tokenizer: PreTrainedTokenizerBase,
     reward: Reward | None,
     *,
     failures: FailureCount,
@@ -185,13 +190,15 @@ def score_conversations(
 
     Raises `RewardError` if more than the share `max_failed` of the episodes of the step has failed.
     """
-    rendered = {each: decode(each) for each in {conversation.prompt.token_ids for conversation in conversations}}
+    prompts = {conversation.prompt.token_ids for conversation in conversations}
+    rendered = {token_ids: rendered_text(tokenizer, token_ids) for token_ids in prompts}
     inputs = [
         reward_input(
             each.prompt,
             each.text,
             each.last_turn.token_ids,
             rendered_prompt=rendered[each.prompt.token_ids],
+            prefill=each.prefill,
             messages=each.messages,
         )
         for each in conversations

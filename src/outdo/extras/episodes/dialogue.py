@@ -18,6 +18,7 @@ from outdo.extras.episodes.conversation import (
 )
 from outdo.extras.episodes.episode import Player, Reply, as_exception
 from outdo.extras.episodes.template import Parsed, Template
+from outdo.models.completion_text import completion_text
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.types import FailureCount
@@ -86,7 +87,7 @@ class Dialogue:
         )
         outputs = score_conversations(
             conversations,
-            engine.decode,
+            engine.tokenizer,
             self.reward,
             failures=failures or FailureCount(),
             max_failed=self.max_failed,
@@ -198,7 +199,8 @@ class Dialogue:
             completions = engine.generate(requests, sampling)
         check_completions(requests, completions)
         for conversation, request, completion in zip(ready, requests, completions, strict=True):
-            conversation.add_turn(completion, engine.decode(completion.token_ids))
+            text = completion_text(engine.tokenizer, completion.token_ids)
+            conversation.add_turn(completion, text, self.template.prefill(request.token_ids))
             parsed = replace(self.template.parse(completion.token_ids, request.token_ids), completion=completion)
             conversation.messages.append(parsed.message)
             if completion.finish_reason is FinishReason.abort:
@@ -243,7 +245,7 @@ class Dialogue:
         elif self._room(conversation, sampling) <= len(following):  # no token would be left for the next turn
             conversation.finish_reason = FinishReason.length
         else:
-            text = reply.text or str(self.template.tokenizer.decode(following, skip_special_tokens=True))
+            text = reply.text or completion_text(self.template.tokenizer, following)
             conversation.add_environment(following, reply.messages or [{"role": "user", "content": text}])
         return conversation.finish_reason is None
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.extras.episodes.call_formats import CALL_FORMATS, find_calls, split_thought
+from outdo.extras.episodes.call_formats import CALL_FORMATS, find_calls, marks_thinking, split_thought
+from outdo.models.completion_text import rendered_text
 from outdo.models.prompt_encoding import (
     WITHOUT_ENVIRONMENT_TOOLS,
     Message,
@@ -28,11 +29,15 @@ from outdo.models.prompt_encoding import (
 from outdo.models.special_tokens import Hidden, encode, hide
 from outdo.types import Completion
 from outdo.utils.errors import ModelError
+from outdo.utils.thinking import opens_thinking, prefill_of, split_thinking
 
 MARK, QUESTION = "outdo-stand-in", "outdo-question"
 """Texts that stand for a turn of the policy and for a question."""
 
 WHERE = "an episode"
+
+LONGEST_PREFILL = 64
+"""Tokens at the end of a prompt that may be the beginning of a turn, such as `<think>`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,23 +139,27 @@ class Template:
         """Return the token ids of a text that follows a turn as it is."""
         return encode_continuation(self.tokenizer, text, special_tokens=self.special_tokens)
 
+    def prefill(self, before: Sequence[int]) -> str:
+        """Return what the prompt has written already of a turn; `before` are all token ids before it."""
+        return prefill_of(rendered_text(self.tokenizer, before[-LONGEST_PREFILL:]))
+
     def parse(self, turn: Sequence[int], before: Sequence[int]) -> Parsed:
         """Return the message that the token ids of a turn are; `before` are all token ids before them."""
         ids = list(turn[:-1] if turn and turn[-1] in self._end_ids else turn)
         text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
         if self._has_schema:
             return self._parse_by_schema(ids, text, before)
-        opening = str(self.tokenizer.decode(list(before[-16:]), skip_special_tokens=False)).rstrip()
-        thought, found, content = text.rpartition("</think>")
-        if not found and (opening.endswith("<think>") or text.lstrip().startswith("<think>")):
-            thought, content = text, ""  # it was truncated while it was thinking
+        prefill = self.prefill(before)
+        said = prefill + text if opens_thinking(prefill) else text
         calls, faults = [], []
+        if self.call_format and marks_thinking(self.call_format):
+            thought, content = split_thought(self.call_format, said)
+        else:
+            thought, content = split_thinking(said)
         if self.call_format:
-            marked, content = split_thought(self.call_format, content)
-            thought = "\n".join(filter(None, (thought, marked)))
             content, calls, faults = find_calls(self.call_format, content, self.tools)
         message = {"role": "assistant", "content": content.strip()}
-        message |= {"reasoning_content": thought.replace("<think>", "").strip()} if thought else {}
+        message |= {"reasoning_content": thought} if thought else {}
         return Parsed(message=message | ({"tool_calls": calls} if calls else {}), faults=faults, text=text)
 
     @cached_property
@@ -160,7 +169,7 @@ class Template:
         results = [{"role": "tool", "name": name, "content": content} for content in ("one", "two")]
         user = {"role": "user", "content": "Go on."}
         thinking: Message = {"role": "assistant", "content": f"<think>\n{MARK}\n</think>\n\nYes."}
-        if self.call_format and CALL_FORMATS[self.call_format].thought:  # it is not a part of the text
+        if self.call_format and marks_thinking(self.call_format):  # it is not a part of the text
             thinking = {"role": "assistant", "content": "Yes.", "reasoning_content": MARK, "thinking": MARK}
         flag = _stand_in(results[:1], arguments={"flag": True, "text": MARK})
         return Properties(

@@ -12,7 +12,7 @@ except ImportError:
     raise UserError(['the reward "reasoning_gym" needs the package reasoning-gym: pip install "outdo[gym]"']) from None
 
 
-def reasoning_gym(completion: str, entry: str = "") -> float:
+def reasoning_gym(completion: str, entry: str = "", prefill: str = "") -> float:
     """Return the score of the final answer (`outdo.rewards.final_answer`) by the rules of the entry's task.
 
     After "the answer is" this is the sentence, or all lines to the end, whichever scores more: answers to many tasks
@@ -29,7 +29,7 @@ def reasoning_gym(completion: str, entry: str = "") -> float:
         task = row["metadata"]["source_dataset"]
     except (json.JSONDecodeError, TypeError, KeyError):
         raise ValueError("reasoning_gym needs the column `entry` of data from reasoning-gym") from None
-    final = final_answer(completion)
+    final = final_answer(prefill + completion)
     if final is None:
         return 0.0
     score = factory.get_score_answer_fn(task)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from outdo.rewards.final_answer import without_thinking
 from outdo.rewards.types import RewardInput
+from outdo.utils.thinking import without_thinking
 
 Verdict = TypeVar("Verdict")
 Message = dict[str, str]
@@ -111,7 +111,7 @@ def _text_of_prompt(answer: RewardInput) -> str:
 
 
 def _text_of_answer(answer: RewardInput) -> str:
-    return _transcript(answer.messages) if answer.messages else answer.completion
+    return _transcript(answer.messages) if answer.messages else answer.answer_text
 
 
 def _transcript(messages: Sequence[object]) -> str:

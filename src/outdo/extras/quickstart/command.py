@@ -35,6 +35,7 @@ from outdo.extras.quickstart.model import build
 from outdo.extras.quickstart.task import SmallModel, Task, TaskData
 from outdo.extras.sft.sft import sft
 from outdo.extras.sft.sft_examples import encode_examples, read_examples
+from outdo.models.completion_text import completion_text
 from outdo.models.device import make_deterministic
 from outdo.models.gguf_folder import converted
 from outdo.models.policy import Policy
@@ -272,7 +273,7 @@ def _answers(model: str, questions: Sequence[Question], recipe: Recipe) -> list[
         prompts = how.prompts(questions, policy)
         groups = environment.rollouts(engine, prompts, 1, how.sampling, step=0, purpose="shown")
         rollouts = [group.rollouts[0] for group in groups]
-        return [Shown(text=engine.decode(each.token_ids), right=each.right) for each in rollouts]
+        return [Shown(text=completion_text(engine.tokenizer, each.token_ids), right=each.right) for each in rollouts]
     finally:
         engine.close()
         reward.close()

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.remote_engines.devices import devices_of, on_this_machine
 from outdo.extras.remote_engines.divide import Places, in_order
@@ -118,8 +119,9 @@ class BuiltinProcesses:
         self._compare(loaded, trained_weights(policy.model))
         self._version = policy.version
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self.policy.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.policy.tokenizer
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         parts = self.places_of_episodes.divide(requests)

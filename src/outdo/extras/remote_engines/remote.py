@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.remote_engines.first_replica import on_first_replica
 from outdo.extras.remote_engines.proof import Proof
@@ -112,8 +113,9 @@ class RemoteEngine:
             self._delivered = None
         return self._is_asleep
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self.engine.decode(token_ids)
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.engine.tokenizer
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""

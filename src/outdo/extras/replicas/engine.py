@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from transformers import PreTrainedTokenizerBase
+
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
@@ -30,8 +32,9 @@ class ReplicatedEngine:
         """Use the weights of this policy, as they are at each call of `generate`."""
         self.engine.update_weights(policy)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self.engine.decode(token_ids)
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.engine.tokenizer
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability of each token after the first of each sequence, by this replica's policy."""

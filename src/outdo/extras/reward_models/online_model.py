@@ -98,7 +98,7 @@ class OnlineRewardModel:
         fail.
         """
         rollouts = [(group.prompt, each) for group in groups for each in group.rollouts if each.scored]
-        inputs = [reward_input(prompt, rollout.text, rollout.token_ids) for prompt, rollout in rollouts]
+        inputs = [reward_input(prompt, each.text, each.token_ids, prefill=each.prefill) for prompt, each in rollouts]
         labels = self.labels(inputs)
         FailureCount().check(labels, inputs, MAX_FAILED_LABELS)
         labelled = [

@@ -10,10 +10,10 @@ from outdo.extras.sandbox import Limits, open_sandbox
 from outdo.extras.sandbox.code_formats import check_tests, parse_tests
 from outdo.extras.sandbox.code_tests import ProgramSetting, Verdict
 from outdo.rewards.context import RewardContext
-from outdo.rewards.final_answer import without_thinking
 from outdo.rewards.matchers import Matcher
 from outdo.rewards.worker import WorkerReward
 from outdo.utils.errors import UserError
+from outdo.utils.thinking import without_thinking
 
 PYTHON = frozenset({"python", "python3", "py"})
 
@@ -28,6 +28,7 @@ def code(
     answer: Any,
     test_imports: Sequence[str] | str | None = (),
     test_setup_code: str | None = "",
+    prefill: str = "",
     *,
     partial: bool = False,
     seconds: int = 4,
@@ -47,6 +48,7 @@ def code(
         answer: the tests: pairs of input and output, or `assert` statements (`parse_tests`).
         test_imports: imports that the `assert` statements need, a list or one text; a column of MBPP.
         test_setup_code: other statements that precede them; a column of MBPP.
+        prefill: what the prompt has written already of the answer, such as "```python".
         partial: return the share of passed tests, from 0 to 1.
         seconds: of computing, for each run of the program.
         memory: MiB.
@@ -62,7 +64,7 @@ def code(
     """
     imports = [test_imports] if isinstance(test_imports, str) else test_imports or ()
     tests = parse_tests(answer, "\n".join([*imports, test_setup_code or ""]))
-    program = last_program(completion)
+    program = last_program(prefill + completion)
     if program is None:
         return 0.0 if partial else False
     setting = ProgramSetting(

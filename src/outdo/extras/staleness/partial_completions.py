@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.staleness.versions import token_versions
 from outdo.rollouts.engines.base import Engine, PolicyView
@@ -43,8 +44,9 @@ class PresampledEngine:
             self.completions.pop(each.stream) if each.stream in self.completions else next(sampled) for each in requests
         ]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self.engine.decode(token_ids)
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.engine.tokenizer
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""

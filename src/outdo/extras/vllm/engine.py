@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from transformers import PreTrainedTokenizerBase
+
 from outdo.extras.remote_engines.remote import TIMEOUT, RestartableEngine
 from outdo.extras.vllm.http import HttpServer
 from outdo.extras.vllm.process import ProcessServer
@@ -115,8 +117,9 @@ class VllmEngine:
         self.delivered_bytes = self.server.update(policy)
         self._version = policy.version
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self.policy.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.policy.tokenizer
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order. The seed of a request is that of its stream."""

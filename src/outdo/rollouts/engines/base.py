@@ -22,6 +22,11 @@ class Engine(Protocol):
         """The number of optimiser steps of the weights that it samples from."""
         ...
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the policy: `outdo.models.completion_text` decodes with it what was sampled."""
+        ...
+
     def update_weights(self, policy: "PolicyView") -> None:
         """Sample from the current weights of this policy from now on.
 
@@ -31,10 +36,6 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer, without special tokens."""
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

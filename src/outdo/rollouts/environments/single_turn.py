@@ -4,8 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from transformers import PreTrainedTokenizerBase
+
+from outdo.models.completion_text import completion_text, rendered_text
 from outdo.rewards.in_process import RewardLike, as_reward
-from outdo.rewards.types import FailureCount, RewardOutput, reward_input
+from outdo.rewards.types import FailureCount, RewardInput, RewardOutput, reward_input
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
@@ -67,19 +70,13 @@ class SingleTurn:
             completions = engine.generate(requests, sampling)
         check_completions(requests, completions)
         with span("reward"):
-            read = [each for prompt in prompts for each in [(prompt, engine.decode(prompt.token_ids))] * n]
-            inputs = [
-                reward_input(
-                    prompt, engine.decode(completion.token_ids), completion.token_ids, rendered_prompt=rendered
-                )
-                for (prompt, rendered), completion in zip(read, completions, strict=True)
-            ]
+            inputs = _reward_inputs(engine.tokenizer, prompts, n, completions)
             failures = failures or FailureCount()
             with failures.within(self.step_timeout):
                 outputs = self.reward(inputs)
         failures.check(outputs, inputs, self.max_failed)
         rollouts = [
-            _to_rollout(completion, scored.completion, output, sampling.temperature or 1.0)
+            _to_rollout(completion, scored, output, sampling.temperature or 1.0)
             for completion, scored, output in zip(completions, inputs, outputs, strict=True)
         ]
         return [
@@ -88,12 +85,29 @@ class SingleTurn:
         ]
 
 
-def _to_rollout(completion: Completion, text: str, output: RewardOutput, temperature: float) -> Rollout:
+def _reward_inputs(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], n: int, completions: Sequence[Completion]
+) -> list[RewardInput]:
+    """Return what a reward sees of the `n` completions of each prompt."""
+    read = [each for prompt in prompts for each in [(prompt, rendered_text(tokenizer, prompt.token_ids))] * n]
+    return [
+        reward_input(
+            prompt,
+            completion_text(tokenizer, completion.token_ids),
+            completion.token_ids,
+            rendered_prompt=rendered,
+        )
+        for (prompt, rendered), completion in zip(read, completions, strict=True)
+    ]
+
+
+def _to_rollout(completion: Completion, scored: RewardInput, output: RewardOutput, temperature: float) -> Rollout:
     return Rollout(
         token_ids=completion.token_ids,
         loss_mask=(True,) * len(completion.token_ids),
         logprobs=completion.logprobs,
-        text=text,
+        text=scored.completion,
+        prefill=scored.prefill,
         reward=output.value,
         right=output.right,
         status=str(output.status),

@@ -88,6 +88,7 @@ class Evaluation:
                     "sample": sample,
                     "prompt": group.prompt.text,
                     "answer": group.prompt.answer,
+                    **({"prefill": rollout.prefill} if rollout.prefill else {}),
                     "completion": rollout.text,
                     "right": rollout.right,
                     "reward": rollout.reward if rollout.scored else None,
@@ -144,7 +145,7 @@ class Evaluation:
 
 
 Vote = Callable[[Sequence[Sequence[str]]], Sequence[int]]
-"""Returns for each group of completions the index of one with the most common answer."""
+"""Returns for each group of answers, each with its prefill, the index of one with the most common answer."""
 
 
 def evaluate(
@@ -166,7 +167,7 @@ def evaluate(
     groups = environment.rollouts(engine, prompts, k, sampling, step=step, purpose=purpose)
     if vote is None:
         return Evaluation(groups=groups, k=k)
-    elected = vote([[rollout.text for rollout in group.rollouts] for group in groups])
+    elected = vote([[rollout.prefill + rollout.text for rollout in group.rollouts] for group in groups])
     majority = [group.rollouts[index] for group, index in zip(groups, elected, strict=True)]
     return Evaluation(groups=groups, k=k, majority=majority)
 

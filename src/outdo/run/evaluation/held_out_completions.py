@@ -4,7 +4,8 @@
      "reward": 1.0, "parts": {"exact": 1.0}, "status": "ok", "finish_reason": "stop", "tokens": 2}
 
 `kind` is greedy or sampled, `id` and `sample` name the same answer in each evaluation of the run, `right` is null where
-it is not defined, `reward` is null where `status` is not "ok". Step 0 is the evaluation before the first step.
+it is not defined, `reward` is null where `status` is not "ok". `prefill` is there where the prompt has written the
+beginning of the answer, such as `<think>` (`RewardInput.prefill`). Step 0 is the evaluation before the first step.
 """
 
 from collections.abc import Iterable, Mapping

@@ -18,6 +18,7 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from outdo.models.scorer import sequence_logprobs
 from outdo.rollouts.engines.base import PolicyView
@@ -102,9 +103,10 @@ class BuiltinEngine:
         """Drop the keys and values of episodes that have ended, by default of all."""
         self.episode_cache.drop(episodes)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer, without special tokens."""
-        return str(self._require_policy().tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the policy."""
+        return self._require_policy().tokenizer
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
