@@ -9,6 +9,7 @@ from outdo.config import adapters
 from outdo.config.adapters import with_names_of_peft
 from outdo.config.file import load
 from outdo.config.recipe import Piece
+from outdo.config.rules import notes
 from outdo.models.adapter import adapter_config
 from outdo.utils.errors import UserError
 
@@ -54,6 +55,23 @@ def test_an_adapter_that_needs_the_whole_base_is_refused_on_a_divided_one(option
     with pytest.raises(UserError, match=re.escape(sentence)):
         load(None, [*NEEDED, *divided, *options])
     load(None, [*NEEDED, "train.adapter={name = 'lora', rank = 4, rslora = true, use_dora = false}", *divided])
+
+
+@pytest.mark.parametrize("weights", ["int8", "nf4"])
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_an_initialisation_that_changes_the_base_needs_one_that_can_be_changed(weights: str, start: str):
+    adapter = f"train.adapter={{name = 'lora', init_lora_weights = '{start}'}}"
+    with pytest.raises(UserError, match=f'init_lora_weights = "{start}": changes the base, and weights = "{weights}"'):
+        load(None, [*NEEDED, adapter, f"weights={weights}"])
+    load(None, [*NEEDED, adapter, "weights=bfloat16"])
+    load(None, [*NEEDED, "train.adapter=lora", f"weights={weights}"])
+
+
+def test_biases_of_an_adapter_are_noted_because_they_may_not_be_merged():
+    sentence = "`outdo export --merge` works only if all adapted layers of the model have a bias"
+    for adapter, noted in (("{name = 'lora', lora_bias = true}", True), ("lora", False)):
+        found = notes(load(None, [*NEEDED, f"train.adapter={adapter}"]))
+        assert any(sentence in note for note in found) == noted
 
 
 def test_a_reference_cannot_be_mixed_of_two_adapters():

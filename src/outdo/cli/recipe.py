@@ -51,6 +51,7 @@ def free_run_name(model: str) -> str:
 
 def probe_machine(recipe: Recipe) -> Machine:
     """Build the pieces of a recipe, fit its adapter to the model, and look for its device, which loads torch."""
+    from outdo.models.base_weights import choose_weights
     from outdo.models.chat_options import set_chat_options
     from outdo.models.device import choose_device
     from outdo.models.loading import adapter_size, load_tokenizer
@@ -69,7 +70,8 @@ def probe_machine(recipe: Recipe) -> Machine:
         errors, notes = examine_environment(recipe, tokenizer, facts)
     if not errors and (adapter := adapter_of(recipe)):
         try:
-            size = adapter_size(inspect_folder(recipe.model), adapter)
+            facts = inspect_folder(recipe.model)
+            size = adapter_size(facts, adapter, weights=choose_weights(recipe.weights, facts, frozen=True))
         except ModelError as error:
             errors += [f"train.adapter: {line}" for line in str(error).splitlines()]
     try:

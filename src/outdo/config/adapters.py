@@ -12,7 +12,7 @@ from typing import Any
 from outdo.config.names import QUANTISED
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.unknown_settings import listed_hint
-from outdo.models.limits import DIVISIBLE_LORA, DIVISIBLE_WEIGHTS
+from outdo.models.limits import CHANGING_BASE, DIVISIBLE_LORA, DIVISIBLE_WEIGHTS
 from outdo.utils.errors import UserError
 from outdo.utils.imports import Signature, signature_of, source_file
 from outdo.utils.options import no_such_name, option_mistakes
@@ -84,6 +84,21 @@ def weights_in_few_bytes(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for a setting that does not work with frozen weights in fewer bytes than float32."""
     if recipe.weights in ("bfloat16", *QUANTISED) and recipe.compile:
         yield f'compile = true: compiled layers cannot convert frozen weights; not with weights = "{recipe.weights}"'
+    start = "" if recipe.train.adapter is None else str(recipe.train.adapter.options.get("init_lora_weights", ""))
+    if recipe.weights in QUANTISED and start.startswith(CHANGING_BASE):
+        yield (
+            f'train.adapter.init_lora_weights = "{start}": changes the base, and weights = "{recipe.weights}" cannot '
+            'be changed; use weights = "bfloat16"'
+        )
+
+
+def unmerged_bias(recipe: Recipe) -> Iterator[str]:
+    """Yield a note for an adapter with biases of its own, which no layer without a bias can take up."""
+    if recipe.train.adapter is not None and recipe.train.adapter.options.get("lora_bias"):
+        yield (
+            "train.adapter.lora_bias = true: `outdo export --merge` works only if all adapted layers of the model have "
+            "a bias"
+        )
 
 
 def divided_adapter(recipe: Recipe) -> Iterator[str]:

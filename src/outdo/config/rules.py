@@ -9,7 +9,13 @@ import re
 from collections.abc import Collection, Iterator
 
 from outdo.config import method_notes, method_rules
-from outdo.config.adapters import check_adapter, divided_adapter, mixed_reference, weights_in_few_bytes
+from outdo.config.adapters import (
+    check_adapter,
+    divided_adapter,
+    mixed_reference,
+    unmerged_bias,
+    weights_in_few_bytes,
+)
 from outdo.config.attention import check_attention
 from outdo.config.engines import check_engine, goes_across_updates, is_remote
 from outdo.config.environments import check_environment
@@ -309,5 +315,6 @@ NOTES: tuple[Rule, ...] = (
     _later_than_the_last_step,
     _weights_without_effect,
     _divided_among_one,
+    unmerged_bias,
     _braces_in_the_template,
 )

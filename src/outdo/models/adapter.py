@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from outdo.models.attention.forward import Forward, Sharding
 from outdo.models.inspect_folder import ADAPTER_CONFIG
-from outdo.models.limits import DIVISIBLE_LORA
+from outdo.models.limits import CHANGING_BASE, DIVISIBLE_LORA
 from outdo.models.weight_headers import ADAPTER_WEIGHTS
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.packages import explained, not_imported
@@ -102,8 +102,9 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
     The weights of the adapter are float32, whatever those of the base are. Some initialisations (PiSSA, OLoRA) change
     the base as well.
 
-    Raises `ModelError` if PEFT cannot attach it to this model, if none of its weights would be trained, or if it would
-    change the base at random: what is saved does not contain the base, so that nothing could load the adapter again.
+    Raises `ModelError` if PEFT cannot attach it to this model, if none of its weights would be trained, if it would
+    change the base at random: what is saved does not contain the base, so that nothing could load the adapter again;
+    and if it does not work on the embedding or the head.
     """
     if str(start := getattr(config, "init_lora_weights", "")).startswith("pissa_niter"):
         raise ModelError(
@@ -112,6 +113,7 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
         )
     if has_adapter(model):
         raise ModelError("the model has an adapter already; `outdo export --merge` makes a model without one of it")
+    _check_ends(model, config)
     with torch.random.fork_rng(devices=[]), _without_warnings():
         torch.manual_seed(seed)
         try:
@@ -123,6 +125,51 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
         raise ModelError("nothing to train: the adapter has no weight in any layer of the model")
     for weight in trained:
         weight.data = weight.data.float()
+
+
+def _check_ends(model: PreTrainedModel, config: "PeftConfig") -> None:
+    """Raise `ModelError` if an adapter does not work on the embedding or the head of a model.
+
+    Trained tokens are added to the embedding in float32. Where embedding and head share a weight, an initialisation
+    that changes it under the one changes the other as well; PEFT ties two layers of an adapter by a computed view,
+    which no copy of the model can have; and it merges trained tokens and a layer into different copies of the weight.
+    """
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    dtype = embedding.get_parameter("weight").dtype
+    tokens = getattr(config, "trainable_token_indices", None)
+    if (tokens or getattr(config, "token_indices", None)) and dtype != torch.float32:
+        raise ModelError(f'trained tokens need an embedding in float32, not {str(dtype)[6:]}: weights = "float32"')
+    targets = getattr(config, "target_modules", None)
+    if not shares_head(model) or not targets or targets == "all-linear":
+        return
+    names = [name for name, module in model.named_modules() if module in (embedding, head)]
+    on = [name for name in names if check_target_module_exists(config, name)]
+    start = str(getattr(config, "init_lora_weights", True))
+    for option, is_set in (
+        (f'init_lora_weights = "{start}"', start.startswith(CHANGING_BASE)),
+        ("ensure_weight_tying = true", getattr(config, "ensure_weight_tying", False)),
+        ("trainable_token_indices", bool(tokens)),
+    ):
+        if on and is_set:
+            (other,) = set(names) - {on[0]}
+            shared = f"does not work beside the target {on[0]}, which shares its weight with {other}"
+            raise ModelError(f"{option} {shared}; leave one of the two out")
+
+
+def shares_head(model: PreTrainedModel) -> bool:
+    """Return whether the head of a model has the weight of its embedding."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    return head is not None and getattr(head, "weight", None) is getattr(embedding, "weight", False)
+
+
+def give_own_head(model: PreTrainedModel) -> None:
+    """Give the head a weight of its own, equal to that of the embedding, which it shared."""
+    head: Any = model.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = False
 
 
 def _inject(model: PreTrainedModel, config: "PeftConfig") -> None:

@@ -21,6 +21,9 @@ DIVISIBLE_LORA = frozenset(
 )
 """Options of LoRA that a divided model allows. Others read, change or train weights of the base."""
 
+CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""How the names of LoRA's initialisations begin that change the weights under the adapter."""
+
 PACKED_BYTES = 2**30
 """Bytes of linear layers up to which a processor samples from a copy in the order in which oneDNN reads them. Larger
 models are not copied, not even for a while."""

@@ -137,15 +137,17 @@ def load_model(
     return _finished(loaded, facts, device, options)
 
 
-def adapter_size(facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_MODEL) -> int | None:
-    """Return how many weights an adapter would have in a model, whose own weights are not loaded.
+def adapter_size(
+    facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_MODEL, weights: Weights = "float32"
+) -> int | None:
+    """Return how many weights an adapter would have in a model whose base, in `weights`, is not loaded.
 
-    None if its initialisation needs them. Raises `ModelError` if it does not fit the model.
+    None if its initialisation needs the base. Raises `ModelError` if it does not fit the model.
     """
-    folder = files_of(facts, TOKENIZER_FILES)
     auto: Any = AutoModelForCausalLM if kind is LANGUAGE_MODEL else AutoModelForSequenceClassification
     with torch.device("meta"):
-        model = auto.from_config(_config(folder, facts.name))
+        model = auto.from_config(_config(files_of(facts, TOKENIZER_FILES), facts.name))
+        model = model if weights == "float32" else model.bfloat16()
         try:
             attach(model, config)
         except ModelError as error:

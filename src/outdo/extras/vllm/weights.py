@@ -14,6 +14,7 @@ from outdo.models.base_weights import is_quantised
 from outdo.models.gguf_folder import converted
 from outdo.models.gguf_header import is_gguf
 from outdo.models.inspect_folder import cached_snapshot
+from outdo.models.limits import CHANGING_BASE
 from outdo.models.loading import without_bars
 from outdo.rollouts.engines.base import PolicyView
 from outdo.utils.errors import EngineError
@@ -49,7 +50,7 @@ def why_merged(model: PreTrainedModel) -> str:
         value = getattr(config, option, plain)
         if value and value != plain:
             return f"vLLM does not serve LoRA with {option}"
-    if str(config.init_lora_weights).startswith(("pissa", "olora", "corda", "loftq", "eva")):
+    if str(config.init_lora_weights).startswith(CHANGING_BASE):
         return f'init_lora_weights = "{config.init_lora_weights}" has changed the base'
     targets = [str(target) for target in config.target_modules or ()]
     if outside := [each for each in targets if each.rpartition(".")[2] in ("lm_head", "embed_tokens")]:
@@ -88,8 +89,11 @@ def write_weights(policy: PolicyView, folder: Path, *, as_adapter: bool) -> None
     if as_adapter:
         save_adapter(model, folder)
     elif has_adapter(model):
-        model.config.save_pretrained(folder)
-        save_file(merged_weights(model), folder / "model.safetensors", metadata={"format": "pt"})
+        weights, config = merged_weights(model), copy.deepcopy(model.config)
+        if len(weights.keys() & _ends(model)) == 2:  # vLLM would read the embedding for both
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+        config.save_pretrained(folder)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     else:
         with without_bars():
             model.save_pretrained(folder)
@@ -104,7 +108,8 @@ def write_tokenizer(policy: PolicyView, folder: Path) -> None:
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights of a model with its adapter merged into them, by the names of the model without an adapter.
 
-    The model itself is not changed. One layer at a time exists twice.
+    The model itself is not changed. One layer at a time exists twice. A head that shares the weight of the embedding is
+    left out, unless the adapter has made them different.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, TrainableTokensWrapper
@@ -131,6 +136,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
         if not name.startswith(tuple(inside))
     }
     weights |= outside
+    weights = _without_equal_head(model, weights)
     for name, weight in weights.items():
         if is_quantised(weight) or not weight.is_floating_point():  # torchao names the dtype it computes with
             raise EngineError(
@@ -138,6 +144,23 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
                 'use weights = "bfloat16"'
             )
     return {name: weight.cpu().contiguous() for name, weight in weights.items()}
+
+
+def _without_equal_head(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a model, those of embedding and head once if they share one that is still the same."""
+    whole = _ends(model) | weights
+    if model.config.get_text_config().tie_word_embeddings:
+        embedding, head = _ends(model)
+        if torch.equal(whole[embedding], whole[head]):
+            del whole[head]
+    return whole
+
+
+def _ends(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the names of the weights of embedding and head, and these weights without an adapter."""
+    ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = {id(module): name for name, module in model.named_modules()}
+    return {f"{names[id(module)]}.weight": module.weight.detach() for module in ends}
 
 
 def _merged(layer: Any) -> dict[str, Tensor]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models.adapter import merged
+from outdo.models.adapter import give_own_head, merged, shares_head
 from outdo.models.attention.forward import layers_of
 from outdo.models.finite import non_finite_weight
-from outdo.models.inspect_folder import EITHER, REWARD_MODEL, inspect_folder
+from outdo.models.inspect_folder import EITHER, REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.loading import load_classifier, load_model, load_tokenizer, without_bars
 from outdo.models.logprobs import sequence_logprobs
 from outdo.models.rounding import probe_tokens
@@ -88,12 +88,7 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", lice
     expected = _logprobs(adapter)
     products = _largest(_logprobs(adapter, torch.float32) - expected)
     del adapter
-    model = merged(load_model(replace(facts, adapter=None)), facts.adapter)
-    rounding = _largest(_logprobs(model) - expected)
-    if not rounding < max(MOST_ROUNDING, products):
-        other = f"the merged model differs from the adapter by {rounding:.2g} nats"
-        raise UserError([f"--merge: {other}; this adapter cannot be merged"])
-    model = _converted(model, wanted)
+    model = _converted(_merged(facts, expected, max(MOST_ROUNDING, products)), wanted)
 
     def write(aside: Path) -> None:
         with without_bars():
@@ -104,6 +99,25 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", lice
 
     save_model_folder(folder, write)
     return MergeError(weights=_largest(_logprobs(load_model(folder)) - expected), products=products)
+
+
+def _merged(facts: ModelFacts, expected: Tensor, most: float) -> PreTrainedModel:
+    """Return a whole model whose log-probabilities of the fixed sequences are at most `most` nats from the expected.
+
+    An adapter of the head alone, or of the embedding, cannot be merged into a weight that both share: the head of the
+    merged model has one of its own then. Raises `UserError` if the adapter cannot be merged in this way either.
+    """
+    assert facts.adapter is not None
+    model = merged(load_model(base := replace(facts, adapter=None)), facts.adapter)
+    difference = _largest(_logprobs(model) - expected)
+    if not difference < most and shares_head(untied := load_model(base)):
+        give_own_head(untied)
+        model = merged(untied, facts.adapter)
+        difference = _largest(_logprobs(model) - expected)
+    if not difference < most:
+        other = f"the merged model differs from the adapter by {difference:.2g} nats"
+        raise UserError([f"--merge: {other}; this adapter cannot be merged"])
+    return model
 
 
 def _check_target(folder: Path) -> None:
