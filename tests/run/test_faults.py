@@ -218,7 +218,7 @@ def test_steps_with_few_equal_or_no_rewards_are_counted_and_metrics_stay_finite(
     some, equal, none = metrics(run)
     assert 0 < some["reward_status/not_applicable"] < 8
     assert some["reward"] == some["rewards/score/mean"] == 0.75
-    assert (equal["frac_reward_zero_std"], equal["reward_std"]) == (1.0, 0.0)
+    assert (equal["frac_reward_zero_std"], equal["reward_group_std"]) == (1.0, 0.0)
     assert (none["reward_status/not_applicable"], none["passes/done"]) == (8.0, 0.0)
     assert weights(run, 1) == weights(run, 2) == weights(run, 3)
     values = [value for line in timeless(run) for value in line.values()]

@@ -1,5 +1,6 @@
 """The metrics of a step: right where there are verdicts, and signal as the spread of the rewards of a group."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,12 @@ def test_dense_rewards_have_signal_and_no_right_answer() -> None:
     found = metrics(group(rollout(1, 0.9), rollout(1, 0.8)), group(rollout(1, 3.0), rollout(1, 3.0)))
     assert found["frac_reward_zero_std"] == 0.5
     assert not {"right", "frac_all_right", "frac_all_wrong"} & found.keys()
+
+
+def test_the_deviation_of_rewards_is_that_of_all_answers_and_apart_from_it_that_within_groups() -> None:
+    found = metrics(group(rollout(1, 1.0), rollout(1, 1.0)), group(rollout(1, 0.0), rollout(1, 0.0, status="failed")))
+    assert found["reward_std"] == pytest.approx(math.sqrt(1 / 3))
+    assert found["reward_group_std"] == 0.0
 
 
 def test_right_follows_the_verdicts_and_not_the_sum_of_the_rewards() -> None:

@@ -31,7 +31,15 @@ def test_metrics_have_a_line_for_each_step_and_the_names_of_the_field(straight):
     lines = metrics(straight)
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert {
-        *("reward", "reward_std", "frac_reward_zero_std", "rewards/score/mean", "entropy", "num_tokens"),
+        *(
+            "reward",
+            "reward_std",
+            "reward_group_std",
+            "frac_reward_zero_std",
+            "rewards/score/mean",
+            "entropy",
+            "num_tokens",
+        ),
         *("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"),
         *("completions/mean_length", "completions/min_length", "completions/max_length", "completions/clipped_ratio"),
         *("loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second", "updates/refused", "passes/done"),

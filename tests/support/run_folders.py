@@ -228,6 +228,7 @@ def _metrics(step: int, progress: float, random: numpy.random.Generator) -> dict
             "reward": right,
             "right": right,
             "reward_std": 0.4 - 0.2 * progress,
+            "reward_group_std": 0.4 - 0.2 * progress,
             "frac_reward_zero_std": 0.3 + 0.3 * progress,
         },
         **{"frac_all_right": 0.1 + 0.4 * progress, "frac_all_wrong": 0.3 * (1 - progress), "rewards/exact/mean": right},

@@ -182,7 +182,8 @@ def test_the_spread_of_rewards_is_that_of_whole_groups_where_a_step_trains_on_pa
         answers = Counter(row["prompt"] for row in rows)
         assert min(answers.values()) < SIZE
         assert line["num_groups"] == len(answers)
-        assert line["reward_std"] == pytest.approx(mean(stdev(rewards[prompt]) for prompt in answers))
+        assert line["reward_std"] == pytest.approx(stdev(reward for prompt in answers for reward in rewards[prompt]))
+        assert line["reward_group_std"] == pytest.approx(mean(stdev(rewards[prompt]) for prompt in answers))
         assert line["frac_reward_zero_std"] == trainer.state.log_history[0]["frac_reward_zero_std"] == 0.0
 
 

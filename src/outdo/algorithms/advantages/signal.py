@@ -50,7 +50,7 @@ def signal_of(batch: Batch) -> Bool[Tensor, "P"]:
     The groups are in the order of their rows. Advantages that are a rounding error beside the largest one count as 0.
     """
     _, group = batch.group.unique_consecutive(return_inverse=True)  # [B]
-    largest = torch.zeros(int(group.max()) + 1 if len(group) else 0)
+    largest = torch.zeros(int(group.max()) + 1 if len(group) else 0, dtype=torch.float32)
     if batch.advantages is not None and len(group):
         sizes = batch.advantages.detach().abs().where(batch.loss_mask, 0.0).amax(1).float()  # [B]
         largest = largest.scatter_reduce(0, group, sizes, "amax")

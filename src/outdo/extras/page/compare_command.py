@@ -20,7 +20,7 @@ from outdo.utils.errors import UserError
 from outdo.utils.text import counted, for_terminal
 
 SHOWN = (
-    *("step", "reward", "reward_std", "right", "frac_reward_zero_std", "frac_zero_advantage"),
+    *("step", "reward", "reward_group_std", "right", "frac_reward_zero_std", "frac_zero_advantage"),
     *("kl", "entropy", "grad_norm"),
     *("completions/mean_length", "completions/clipped_ratio", "seconds", "tokens_per_second"),
 )

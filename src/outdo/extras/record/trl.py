@@ -60,7 +60,7 @@ class TrlRecord(TrainerCallback):
     completion at a time.
 
     TRL shuffles a generation, so that a step can train on a part of a group: `num_groups`, `reward_std`,
-    `frac_reward_zero_std` and `frac_zero_advantage` are those of the whole groups that have an answer in the step.
+    `reward_group_std`, `frac_reward_zero_std` and `frac_zero_advantage` are those of the whole groups that have an answer in the step.
 
     It also continues a run that TRL resumes: when training begins, what was recorded after the checkpoint is deleted.
 
@@ -280,10 +280,15 @@ def _spread_metrics(groups: Sequence[_Spread]) -> dict[str, float]:
         return {}
     return {
         "num_groups": float(len(scored)),
-        "reward_std": mean(stdev(each.rewards) if len(each.rewards) > 1 else 0.0 for each in scored),
+        "reward_std": _deviation([reward for each in scored for reward in each.rewards]),
+        "reward_group_std": mean(_deviation(each.rewards) for each in scored),
         "frac_reward_zero_std": mean(float(not rewards_differ(torch.tensor(each.rewards))) for each in scored),
         "frac_zero_advantage": mean(float(not each.has_signal) for each in scored),
     }
+
+
+def _deviation(rewards: Sequence[float]) -> float:
+    return stdev(rewards) if len(rewards) > 1 else 0.0
 
 
 def _ending(trainer: Any, ids: Tensor, mask: Tensor) -> dict[str, Any]:

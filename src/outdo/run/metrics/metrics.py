@@ -45,7 +45,8 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
     if spreads:
         metrics |= {
             "num_groups": float(len(spreads)),
-            "reward_std": sum(map(_standard_deviation, spreads)) / len(spreads),
+            "reward_std": _standard_deviation(rewards),
+            "reward_group_std": sum(map(_standard_deviation, spreads)) / len(spreads),
             "frac_reward_zero_std": sum(not rewards_differ(each) for each in spreads) / len(spreads),
         }
         if batch.advantages is not None:
