@@ -134,6 +134,8 @@ def test_a_message_about_one_answer_is_in_the_singular():
             ["optim.schedule=linear", "train.passes=4", "train.stop.kl=0.1"],
             "the run may have fewer optimiser steps (train.stop)",
         ),
+        (["sampling.top_p=0.8"], "sampling.top_p = 0.8: answers do not come from the policy that is trained"),
+        (["sampling.min_p=0.1"], "log-probabilities are those before min_p, so that no correction and no metric"),
         (["optim.schedule.warmup=100"], "optim.lr is never reached"),
         (["eval.every=101", "data.eval_rows=5"], "evaluated only before and after the run"),
         (["rewards=['exact', {name='format', weight=0}]"], "format has the weight 0"),
@@ -146,6 +148,10 @@ def test_a_message_about_one_answer_is_in_the_singular():
 def test_settings_without_effect_get_a_note(overrides, sentence):
     _, notes = conflicts(load(None, [*NEEDED, *overrides]))
     assert any(sentence in note for note in notes), notes
+
+
+def test_a_sampler_of_all_tokens_gets_no_note():
+    assert not any("sampling." in note for note in conflicts(load(None, list(NEEDED)))[1])
 
 
 @pytest.mark.parametrize("literal", ["", r"\\boxed{answer}", "{}", "{{x}}", '{"a": 1}', "{1}"])

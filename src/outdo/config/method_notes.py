@@ -129,6 +129,18 @@ def _nothing_corrects_for_older_weights(recipe: Recipe, _: Mapping[str, Any]) ->
         yield f"{ahead}: nothing corrects for the older weights, as {train.objective.name} has no correction here"
 
 
+def _tokens_that_are_never_sampled(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    """Filters of the built-in engine, which reports log-probabilities before them; vLLM refuses them."""
+    sampling = recipe.sampling
+    filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+    for name in (name for name, is_set in filters.items() if is_set and recipe.engine.name == "builtin"):
+        yield (
+            f"sampling.{name} = {getattr(sampling, name):g}: answers do not come from the policy that is trained, but "
+            f"from its likelier tokens; log-probabilities are those before {name}, so that no correction and no metric "
+            "of sampling/* sees the difference"
+        )
+
+
 def _unused_critic(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     name = recipe.advantage.name
     if recipe.train.critic is not None and name not in WITH_CRITIC and ":" not in name:
@@ -147,5 +159,6 @@ NOTES: Sequence[NoteRule] = (
     _not_as_published,
     _correction_of_the_built_in_engine,
     _nothing_corrects_for_older_weights,
+    _tokens_that_are_never_sampled,
     _unused_critic,
 )

@@ -91,7 +91,7 @@ def record_step(
       `truncated` marks truncated completions.
     - `tokens`: advantages, log-probabilities and what else the loop knows about the tokens; see `TokenValues`.
     - `metrics` are added to those that outdo computes, in place of those with the same name. A step on a part of a
-      group needs this for `reward_group_std` and `frac_reward_zero_std`, which otherwise compare only the answers given.
+      group needs this for `reward_group_std` and `frac_reward_zero_std`, which otherwise compare only these answers.
 
     With `old_logprobs` and `advantages`, the record says how each token was pushed. The pushes are those of `objective`
     at the policy before the step: clipping later in the step is not visible. Without an objective the pushes are those

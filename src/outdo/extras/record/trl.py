@@ -60,7 +60,8 @@ class TrlRecord(TrainerCallback):
     completion at a time.
 
     TRL shuffles a generation, so that a step can train on a part of a group: `num_groups`, `reward_std`,
-    `reward_group_std`, `frac_reward_zero_std` and `frac_zero_advantage` are those of the whole groups that have an answer in the step.
+    `reward_group_std`, `frac_reward_zero_std` and `frac_zero_advantage` are those of the whole groups that have an
+    answer in the step.
 
     It also continues a run that TRL resumes: when training begins, what was recorded after the checkpoint is deleted.
 
