@@ -166,6 +166,11 @@ EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
     ("arch", "changes"),
     [
         ("llama4_text", {"attention_chunk_size": 64, "intermediate_size_mlp": 64, "head_dim": 8, **EXPERTS}),
+        (
+            "llama4_text",  # scales the queries of a layer without rotation, by the place in the row
+            {"attention_chunk_size": None, "floor_scale": 64, "no_rope_layers": [1, 0], "attn_scale": 2.0}
+            | {"intermediate_size_mlp": 64, "head_dim": 8, **EXPERTS},
+        ),
         ("phimoe", {"sliding_window": 64, **EXPERTS}),
     ],
 )

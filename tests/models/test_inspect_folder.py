@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outdo.models.inspect_folder import inspect_folder
+from outdo.models.inspect_folder import inspect_folder, unchanged_positions
 from outdo.models.weight_headers import INDEX
 from outdo.testing import tiny_model
 from outdo.utils.errors import ModelError
@@ -232,3 +232,21 @@ def test_pickled_weights_are_refused_and_not_opened(folder, name):
     assert name in message
     assert "stored as pickle" in message
     assert not (folder / "opened").exists()
+
+
+ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"rope_parameters": ROPE}, 32),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 32}, 32),
+        ({"rope_parameters": {"full_attention": ROPE, "sliding_attention": {"rope_type": "default"}}}, 32),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}, "sliding_attention": None}}, None),
+        ({"rope_parameters": {"rope_type": "default"}, "original_max_position_embeddings": 32}, None),
+        ({}, None),
+    ],
+)
+def test_longrope_is_found_for_all_layers_and_for_one_kind_of_layers(config: dict[str, object], positions: int | None):
+    assert unchanged_positions(config) == positions

@@ -29,6 +29,15 @@ GEMMA3N = {
     "laurel_rank": 4,
     "head_dim": 8,
 }
+LLAMA4 = {
+    "attention_chunk_size": None,
+    "attn_scale": 2.0,
+    "intermediate_size_mlp": 64,
+    "head_dim": 8,
+    "no_rope_layers": [1, 0],
+    "num_experts_per_tok": 1,
+    "num_local_experts": 2,
+}
 MLA = {
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
@@ -53,6 +62,7 @@ def policy_of(model: PreTrainedModel) -> Policy:
         ("roc_bert", {"is_decoder": True}, CONTINUOUS),  # changes what a linear layer returns in place
         ("gemma3n_text", GEMMA3N, GENERATE),  # so does this one
         ("llama", {"sliding_window": 8}, WHOLE_CACHE),  # reads what the cache of transformers would drop
+        ("llama4_text", LLAMA4, ONE_LENGTH),  # counts the tokens of the row, with the padding
         ("bart", BART, ONE_LENGTH),  # counts positions from the padding
         ("rwkv", RWKV, NO_CACHE),  # reads the padding, and its state is not kept
     ],

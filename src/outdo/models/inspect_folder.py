@@ -337,9 +337,13 @@ def unchanged_positions(config: Mapping[str, Any]) -> int | None:
     them. So these models are trained within their original context.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
+    if not isinstance(rope, Mapping):
         return None
-    return config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]  # by layer type, in some models
+    if not (long := [part for part in kinds if part.get("rope_type", part.get("type")) in ("longrope", "su")]):
+        return None
+    original = config.get("original_max_position_embeddings")
+    return original or min(part.get("original_max_position_embeddings") or 0 for part in long) or None
 
 
 def _has_normed_heads(tensors: Tensors) -> bool:

@@ -238,6 +238,8 @@ def _other_connection(shared: Forward, batch: Batch) -> str:
     # Without a connection the derivative is exactly 0. Values may differ in their last bits: experts get other tokens.
     if derivative[0, first].any():
         return "something other than attention connects one token with the next"
+    if any(getattr(module, "attn_temperature_tuning", False) for module in shared.model.modules()):
+        return "its attn_temperature_tuning counts tokens of the row, not positions"  # Llama 4
     config = shared.model.config.get_text_config()
     unused = [
         name

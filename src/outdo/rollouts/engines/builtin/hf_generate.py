@@ -6,6 +6,7 @@ Here the tokens of a request may depend on the rest of the batch, by rounding.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,14 +94,33 @@ def windows_set_to(width: int | None, model: PreTrainedModel) -> Iterator[list[s
     transformers reads it when it makes masks and caches.
     """
     config = model.config.get_text_config()
-    own = {name: value for name in ("sliding_window", "attention_chunk_size") if (value := getattr(config, name, None))}
-    for name in own:
-        setattr(config, name, width)
+    names = [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
+    with _set_to(width, [(config, name) for name in names]):
+        yield names
+
+
+@contextmanager
+def floors_set_to(tokens: int, model: PreTrainedModel) -> Iterator[list[str]]:
+    """Let the attention of Llama 4 scale its queries anew after so many tokens during a `with` block; return the names.
+
+    It counts the tokens of the row, and padding on the left with them.
+    """
+    modules = [module for module in model.modules() if getattr(module, "attn_temperature_tuning", False)]
+    with _set_to(tokens, [(module, "floor_scale") for module in modules]):
+        yield ["floor_scale"] * bool(modules)
+
+
+@contextmanager
+def _set_to(number: int | None, attributes: Sequence[tuple[Any, str]]) -> Iterator[None]:
+    """Set attributes of objects to a number during a `with` block."""
+    before = [getattr(owner, name) for owner, name in attributes]
+    for owner, name in attributes:
+        setattr(owner, name, number)
     try:
-        yield list(own)
+        yield
     finally:
-        for name, value in own.items():
-            setattr(config, name, value)
+        for (owner, name), value in zip(attributes, before, strict=True):
+            setattr(owner, name, value)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES
-from outdo.rollouts.engines.builtin.hf_generate import windows_set_to
+from outdo.rollouts.engines.builtin.hf_generate import floors_set_to, windows_set_to
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Request
@@ -122,11 +122,13 @@ def _fault_beyond_windows(view: PolicySnapshot, way: SamplingWay, sample: Sample
     """Return what is wrong with a way of `model.generate` beyond the windows that a model's configuration names.
 
     The cache of transformers drops what is outside of them, also for a model that reads it (Llama). In the shared way
-    each layer has a window of its own, whatever the configuration says.
+    each layer has a window of its own, whatever the configuration says. What Llama 4 scales after many tokens is
+    compared in the same way.
     """
     if way.continuous or view.forward.way == "shared":
         return ""
-    with windows_set_to(WINDOW, view.model) as named:
+    with windows_set_to(WINDOW, view.model) as windows, floors_set_to(WINDOW, view.model) as floors:
+        named = [*windows, *floors]
         fault = _fault(view, way, sample) if named else ""
     return fault and f"beyond its {named[0]}, {fault}"
 
