@@ -98,6 +98,7 @@ def test_after_the_last_round_the_step_continues_with_fewer_groups_and_counts_th
         "dynamic_sampling/missing": 2.0,
         "dynamic_sampling/dropped_tokens": 6 * 2 * lengths[1],
         "dynamic_sampling/reward": pytest.approx(1 / 14),
+        "dynamic_sampling/rewards/right/mean": pytest.approx(1 / 14),
     }
 
 
@@ -116,6 +117,18 @@ def test_dropped_tokens_are_those_that_the_policy_sampled():
     sampled = DynamicSampling(of_episodes, prompts, advantage=ADVANTAGE, rounds=1)(POLICY, questions, step=1)
     assert sampled.metrics["dynamic_sampling/dropped"] == 6
     assert sampled.metrics["dynamic_sampling/dropped_tokens"] == 6 * 2
+
+
+def test_the_means_are_over_all_sampled_answers_and_verdicts():
+    """Half of the answers to one of seven questions are right; a reward that has True and False for them says so."""
+
+    def verdict(completion: str, answer: str) -> bool:
+        return completion == answer
+
+    sampler, prompts = dynamic(mixed_for("1"), rounds=2, reward=verdict)
+    metrics = sampler(POLICY, next(iter(prompts)), step=1).metrics
+    names = ("dynamic_sampling/right", "dynamic_sampling/rewards/verdict/mean")
+    assert [metrics[name] for name in names] == pytest.approx([1 / 14] * 2)
 
 
 def test_an_advantage_that_depends_on_more_than_the_group_is_refused():

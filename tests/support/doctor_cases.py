@@ -35,6 +35,7 @@ def jumping(low: float, high: float, count: int = 20) -> list[float]:
 
 
 STALE = {"staleness/max": 2.0, "sampling/sampling_logp_difference/mean": 0.2}
+SAME = {"reward": 0.3, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
 NO_SIGNAL = {"frac_reward_zero_std": 0.9}
 BADLY_FORMATTED = {"reward": 0.1, "right": 0.02, "rewards/format/mean": 0.1, "rewards/exact/mean": 0.02}
 DRIFTED = ((1, {"eval/start_logprob": -2.9}), (9, {}), (1, {"eval/start_logprob": -3.1}), (9, {}))
@@ -44,8 +45,8 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         r"7 answers in 1 step .*timed_out.*reward_limits.timeout",
     ),
     "constant_reward": (
-        steps((6, {"reward": 0.3, "frac_reward_zero_std": 1.0})),
-        "every answer has the reward 0.3, so the policy learns nothing.*outdo check",
+        steps((6, SAME)),
+        "every answer has the reward 0.3, so that it teaches the policy nothing.*outdo check",
     ),
     "random_reward": (steps((6, {"reward_disagreement": 0.4})), "40% have different rewards"),
     "reward_against_right": (
@@ -65,7 +66,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
             (20, {"rewards/format/mean": jumping(0.1, 0.2), "rewards/exact/mean": jumping(0.5, 0.6)}),
             (20, {"rewards/format/mean": jumping(0.8, 0.9), "rewards/exact/mean": jumping(0.1, 0.2)}),
         ),
-        "exact fell from 0.55 to 0.15 while format rose",
+        "exact fell from 0.55 to 0.15 while more was earned by format",
     ),
     "watched_reward_fell": (
         steps(
@@ -89,7 +90,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "gain_without_right": (
         steps((10, BADLY_FORMATTED), (10, {**BADLY_FORMATTED, "reward": 0.5, "rewards/format/mean": 0.9})),
-        "^the answers earn more and are not right more often: the reward rose from 0.1 to 0.5 by format alone",
+        "^the answers earn more and are not right more often: the reward rose from 0.1 to 0.5 by format, and",
     ),
     "left_language": (
         steps(*DRIFTED, (1, {"eval/start_logprob": -5.5})),
@@ -114,7 +115,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "no_signal": (
         steps((10, NO_SIGNAL | {"frac_all_right": 0.5, "frac_all_wrong": 0.4})),
-        "in 90% .* the policy learns nothing",
+        "in 90% of the groups all rewards are equal, so that the rewards teach the policy nothing",
     ),
     "nothing_trained": (steps((5, {"passes/done": 1.0}), (3, {"passes/done": 0.0})), "nothing was trained"),
     "groups_missing": (steps((6, {"dynamic_sampling/missing": 20.0})), r"20.0 groups per step were still missing"),
@@ -227,7 +228,7 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
 
 SILENT: Mapping[str, list[dict[str, Any]]] = {
     "failed_rewards": steps((9, {"reward_status/not_applicable": 4.0})),
-    "constant_reward": steps((9, {"reward": [0.5] * 8 + [0.6], "frac_reward_zero_std": 1.0})),
+    "constant_reward": steps((9, SAME | {"reward": 0.5, "reward_std": 0.5})),  # by the question
     "random_reward": steps((9, {"reward_disagreement": 0.1})),  # a model that scores is not exact
     "reward_against_right": steps((9, {"reward_right_correlation": 0.4})),  # other parts of the reward vary more
     "reward_follows_length": steps(

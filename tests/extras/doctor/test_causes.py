@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from doctor_cases import FIRES, GRPO, SILENT, found_by, jumping, merged, roots, steps
+from doctor_cases import FIRES, GRPO, SAME, SILENT, found_by, jumping, merged, roots, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def test_a_reward_explains_truncation_only_if_it_pays_for_length() -> None:
 
 
 def test_a_constant_reward_is_the_cause_in_a_run_of_few_steps_too() -> None:
-    lines = steps((3, {"reward": 0.3, "frac_reward_zero_std": 1.0, "completions/clipped_ratio": 0.5}))
+    lines = steps((3, SAME | {"completions/clipped_ratio": 0.5}))
     found = {each.rule: each.cause for each in diagnose(lines)}
     assert found == {"constant_reward": "", "no_signal": "constant_reward", "truncation": ""}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from outdo.extras.doctor import answers, hacks, outcome, policy, rewards, tokens, tools
 from outdo.extras.doctor.causes import CAUSES, LEVELS, causes_first
+from outdo.extras.doctor.method import drops_groups
 from outdo.extras.doctor.series import Finding, Level, Metrics, RunMetrics, is_number
 
 __all__ = ["CAUSES", "LEVELS", "RULES", "Finding", "Level", "diagnose"]
@@ -77,6 +78,9 @@ RULES: tuple[Rule, ...] = (
 )
 """In causal order: the reward, questions and answers, the update, the policy, the result."""
 
+OF_THE_GROUPS = ("completions/", "frac_", "reads/", "reward_", "rewards/", "tools/", "transfer/")
+"""How the names of metrics begin that are measured on the answers of the step."""
+
 
 def diagnose(metrics: Sequence[Metrics], *, recipe: Mapping[str, Any] | None = None) -> list[Finding]:
     """Return the findings of all rules: causes first, each with its symptoms (`causes_first`).
@@ -86,4 +90,12 @@ def diagnose(metrics: Sequence[Metrics], *, recipe: Mapping[str, Any] | None = N
     """
     lines = sorted((line for line in metrics if is_number(line.get("step"))), key=lambda line: line["step"])
     run = RunMetrics(lines, recipe or {})
-    return causes_first([replace(found, rule=rule.__name__) for rule in RULES for found in rule(run)])
+    found = [replace(finding, rule=rule.__name__) for rule in RULES for finding in rule(run)]
+    return causes_first([_of_kept_groups(finding) for finding in found] if drops_groups(run) else found)
+
+
+def _of_kept_groups(finding: Finding) -> Finding:
+    """Return a finding that says of which answers it speaks, where dynamic sampling chose those of a step."""
+    if not finding.metric.startswith(OF_THE_GROUPS):
+        return finding
+    return replace(finding, text=f"{finding.text.removesuffix('.')}, in the groups that dynamic sampling kept.")

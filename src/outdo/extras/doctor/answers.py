@@ -1,14 +1,29 @@
 """Rules about questions and answers: is there something to learn?
 
-Whether a group teaches anything is a matter of the spread of its rewards (`frac_reward_zero_std`), for any reward, if
-the advantage compares its answers; rules about groups without spread are silent if it does not (`compares_answers`).
-Whether its answers are right is known only where that is defined; without it the rules about right answers are silent.
+Whether a group teaches anything is what its advantages say (`frac_zero_advantage`; `without_signal` has what stands in
+for it). Whether its answers are right is known only where that is defined; without it the rules about right answers are
+silent. With dynamic sampling the groups of a step are chosen: rules about what changed read the means over all sampled
+answers (`of_all_sampled`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from outdo.extras.doctor.method import compares_answers
-from outdo.extras.doctor.series import Finding, RunMetrics, significant_change
+from outdo.extras.doctor.method import (
+    advantage,
+    drops_groups,
+    has_reward,
+    objective,
+    of_all_sampled,
+    replaced_by_dynamic_sampling,
+    reward_change,
+    reward_did_not_rise,
+    share_without_signal,
+    without_signal,
+)
+from outdo.extras.doctor.series import Finding, RunMetrics, Span, significant_change
+
+SAME_FOR_ALL_LENGTHS = ("dr_grpo", "dapo")
+"""Objectives in which a token of a long answer weighs as much as that of a short one."""
 
 
 def truncation(run: RunMetrics) -> Iterator[Finding]:
@@ -16,13 +31,24 @@ def truncation(run: RunMetrics) -> Iterator[Finding]:
     if span := run.lasting("completions/clipped_ratio", above=0.2, without="completions/turns_ratio"):
         limit = f" = {run.setting('sampling.max_tokens')}" if run.setting("sampling.max_tokens") else ""
         limit += " (of an episode) and environment.turn_tokens (of a turn)" if run.setting("environment") else ""
+        advice = [f"Raise sampling.max_tokens{limit}"]
+        if not run.setting("train.mask_truncated"):
+            advice.append("exclude such answers from training (train.mask_truncated = true)")
+        if not has_reward(run, "overlong"):
+            advice.append("add the reward overlong")
         yield run.fault(
             span,
             f"{span.mean:.0%} of the answers are truncated.",
-            f"Raise sampling.max_tokens{limit}, exclude such answers from training (train.mask_truncated = true), or "
-            "add the reward overlong.",
+            _alternatives(advice),
             past=f"{span.mean:.0%} of the answers were truncated.",
         )
+
+
+def _alternatives(advice: Sequence[str]) -> str:
+    """Return a sentence that offers each of these."""
+    *first, last = advice
+    comma = "," if len(first) > 1 else ""
+    return f"{', '.join(first)}{comma} or {last}." if first else f"{last}."
 
 
 def identical_answers(run: RunMetrics) -> Iterator[Finding]:
@@ -34,8 +60,8 @@ def identical_answers(run: RunMetrics) -> Iterator[Finding]:
     span = run.lasting("completions/identical_ratio", above=0.95)
     if span is None:
         return
-    not_learnt = run.mean("frac_reward_zero_std", span, unknown=1.0) - run.mean("frac_all_right", span, unknown=0.0)
-    if not_learnt > 0.25 and compares_answers(run):
+    not_learnt = share_without_signal(run, span, unknown=1.0) - run.mean("frac_all_right", span, unknown=0.0)
+    if not_learnt > 0.25:
         yield run.fault(
             span,
             f"{span.mean:.0%} of the further answers to a question repeat an earlier one word for word: a group has "
@@ -50,22 +76,22 @@ def identical_answers(run: RunMetrics) -> Iterator[Finding]:
 def too_easy(run: RunMetrics) -> Iterator[Finding]:
     """Report that most groups are all right, so that there is nothing to learn (any more)."""
     span = run.lasting("frac_all_right", above=0.75)
-    if span is None or run.mean("frac_reward_zero_std", span, unknown=1.0) <= 0.5 or not compares_answers(run):
+    if span is None or share_without_signal(run, span, unknown=1.0) <= 0.5:
         return
+    replaced = replaced_by_dynamic_sampling(run)
     before = run.span("frac_all_right", last=span.steps[0] - 1)
     if before.values and before.mean < 0.6:
         yield span.finding(
             "note",
             f"{span.mean:.0%} of the groups are all right, up from {before.mean:.0%}: the policy has learnt these "
             "questions.",
-            "Stop here, take harder questions (data.select), or let train.dynamic_sampling replace them.",
+            f"Stop here, take harder questions (data.select){replaced}.",
         )
     else:
         yield run.fault(
             span,
             f"{span.mean:.0%} of the groups are all right.",
-            "The data is too easy for the model as it is now: take harder questions (data.select) or let "
-            "train.dynamic_sampling replace them.",
+            f"The data is too easy for the model as it is now: take harder questions (data.select){replaced}.",
             past=f"{span.mean:.0%} of the groups were all right.",
         )
 
@@ -73,19 +99,19 @@ def too_easy(run: RunMetrics) -> Iterator[Finding]:
 def too_hard(run: RunMetrics) -> Iterator[Finding]:
     """Report that most groups are all wrong from the start, so that there is nothing to learn.
 
-    If no answer is ever right, there is nothing to learn with any advantage.
+    If no answer is ever right and all rewards of a group are equal, there is nothing to learn with any advantage.
     """
     span = run.lasting("frac_all_wrong", above=0.75)
     if span is None or run.mean("frac_reward_zero_std", span, unknown=1.0) <= 0.5:
         return
-    if got_worse_before(run, span.steps[0]):
+    if got_worse_before(run, span.steps[0]) or drops_groups(run):
         return
     advice = (
         "easier questions (data.select), sample more answers per question (train.group_size), or warm-start the model "
         "(outdo sft)."
     )
     if any(run.span("right").values or run.span("reward").values):
-        if not compares_answers(run):
+        if share_without_signal(run, span, unknown=1.0) <= 0.5:
             return
         never, advice = "", f"The data is too hard for the model as it is now: take {advice}"
     else:
@@ -109,28 +135,49 @@ def got_worse_before(run: RunMetrics, step: int) -> bool:
 
 
 def no_signal(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the rewards of most groups are equal, although these groups are neither all right nor all wrong."""
-    span = run.lasting("frac_reward_zero_std", above=0.8)
-    if span and compares_answers(run):
-        one_sided = (run.mean(f"frac_all_{which}", span, unknown=0.0) for which in ("right", "wrong"))
-        if max(one_sided) <= 0.75:
-            yield run.fault(
-                span,
-                f"in {span.mean:.0%} of the groups all rewards are equal, so the policy learns nothing from them.",
-                "Choose questions by pass rate (data.select), let train.dynamic_sampling replace such groups, or use a "
-                "finer reward.",
-                past=f"in {span.mean:.0%} of the groups all rewards were equal.",
-            )
+    """Report that most groups teach nothing, although these groups are neither all right nor all wrong."""
+    metric = without_signal(run)
+    span = run.lasting(metric, above=0.8) if metric else None
+    if span is None:
+        return
+    one_sided = (run.mean(f"frac_all_{which}", span, unknown=0.0) for which in ("right", "wrong"))
+    if max(one_sided) > 0.75:
+        return
+    now, then = "all rewards are equal, so that the rewards teach the policy nothing", "all rewards were equal"
+    if metric == "frac_zero_advantage":
+        now, then = "every advantage is 0, so that the policy learns nothing from them", "every advantage was 0"
+    yield run.fault(
+        span,
+        f"in {span.mean:.0%} of the groups {now}.",
+        f"Choose questions by pass rate (data.select), use a finer reward{replaced_by_dynamic_sampling(run)}.",
+        past=f"in {span.mean:.0%} of the groups {then}.",
+    )
 
 
 def nothing_trained(run: RunMetrics) -> Iterator[Finding]:
     """Report steps that did not train the policy."""
     if span := run.lasting("passes/done", below=0.5, least=3):
-        yield span.finding(
-            "warning",
-            "nothing was trained: no answer with a reward was left to train on.",
-            "See frac_reward_zero_std, reward_status/* and train.mask_truncated.",
+        why, advice = _why_nothing_was_trained(run, span)
+        yield span.finding("warning", f"nothing was trained: {why}.", advice)
+
+
+def _why_nothing_was_trained(run: RunMetrics, span: Span) -> tuple[str, str]:
+    """Return why no token was left to train on, as far as the metrics of these steps say it, and what to do."""
+    if run.mean("dynamic_sampling/dropped", span, unknown=0.0) > 0 and run.mean("num_scored", span, unknown=0.0) == 0:
+        return (
+            "dynamic sampling found no group that teaches anything",
+            "See frac_zero_advantage, dynamic_sampling/*.",
         )
+    if run.mean("num_scored", span, unknown=1.0) == 0:
+        return "no answer has a reward", "See reward_status/*."
+    if advantage(run) == "rejection":
+        return (
+            "rejection trains on good answers alone, and no answer was good enough",
+            "Take easier questions (data.select), or sample more answers per question (train.group_size).",
+        )
+    if run.setting("train.mask_truncated") and run.mean("completions/clipped_ratio", span, unknown=0.0) == 1:
+        return "every answer is truncated, and train.mask_truncated leaves those out", "Raise sampling.max_tokens."
+    return "no token was left to train on", "See frac_zero_advantage, reward_status/* and train.mask_truncated."
 
 
 def groups_missing(run: RunMetrics) -> Iterator[Finding]:
@@ -144,36 +191,41 @@ def groups_missing(run: RunMetrics) -> Iterator[Finding]:
 
 
 def empty_answers(run: RunMetrics) -> Iterator[Finding]:
-    """Report answers without text."""
+    """Report answers without text; of an episode, this is its last turn."""
     if span := run.lasting("completions/empty_ratio", above=0.1):
+        what = "episodes end with a turn without text" if run.setting("environment") else "answers are empty"
         yield run.fault(
             span,
-            f"{span.mean:.0%} of the answers are empty.",
+            f"{span.mean:.0%} of the {what}.",
             "Look at what the reward gives to an empty answer (`outdo check`); it should be the lowest one.",
-            past=f"{span.mean:.0%} of the answers were empty.",
+            past=f"{span.mean:.0%} of the {what.replace('end', 'ended').replace('are', 'were')}.",
         )
 
 
 def shorter_answers(run: RunMetrics) -> Iterator[Finding]:
     """Report that answers shrank to less than half of their length, and that not more of them are right."""
-    lengths, rights = run.first_and_last("completions/mean_length"), run.first_and_last("right")
+    lengths, rights = (run.first_and_last(each) for each in ("completions/mean_length", of_all_sampled(run, "right")))
     if lengths and lengths[1].mean < lengths[0].mean / 2 and not (rights and significant_change(*rights) > 0):
         first, last = lengths
         yield last.finding(
             "warning",
             f"the mean length of answers fell from {first.mean:.0f} to {last.mean:.0f} tokens.",
-            "Read the answers with the highest rewards: the reward pays for brevity, or for giving up early.",
+            "Read the answers with the highest rewards: the reward may pay for brevity, or for giving up early.",
         )
 
 
 def longer_not_better(run: RunMetrics) -> Iterator[Finding]:
     """Report that answers became longer and the reward did not rise."""
-    lengths, rewards = run.first_and_last("completions/mean_length"), run.first_and_last("reward")
-    if lengths and lengths[1].mean > 2 * lengths[0].mean and not (rewards and significant_change(*rewards) > 0):
+    lengths = run.first_and_last("completions/mean_length")
+    if lengths and lengths[1].mean > 2 * lengths[0].mean and (reward_change(run) or 0.0) <= 0:
         first, last = lengths
+        advice = [] if has_reward(run, "overlong") else ["add the reward overlong"]
+        if objective(run) not in SAME_FOR_ALL_LENGTHS:
+            advice.append('use an objective that does not favour long wrong answers ("dr_grpo", "dapo")')
+        advice.append("read the longest answers")
         yield last.finding(
             "warning",
-            f"the mean length of answers grew from {first.mean:.0f} to {last.mean:.0f} tokens, and the reward did not "
-            "rise.",
-            'Add the reward overlong, or use an objective that does not favour long wrong answers ("dr_grpo", "dapo").',
+            f"the mean length of answers grew from {first.mean:.0f} to {last.mean:.0f} tokens"
+            f"{reward_did_not_rise(run)}.",
+            _alternatives([advice[0][0].upper() + advice[0][1:], *advice[1:]]),
         )

@@ -6,6 +6,7 @@ these rules compare the answers with those at the start, with the question, and 
 
 from collections.abc import Iterator
 
+from outdo.extras.doctor.method import closer_to_the_start, is_distilled, of_all_sampled, reward_change, reward_ends
 from outdo.extras.doctor.reward_parts import reward_parts
 from outdo.extras.doctor.series import Finding, RunMetrics, Span, significant_change
 from outdo.utils.outcome import EVALUATIONS
@@ -34,7 +35,7 @@ FEW_RIGHT = 0.5
 def watched_reward_fell(run: RunMetrics) -> Iterator[Finding]:
     """Report that a reward that is only watched fell while one that is trained on rose."""
     parts = reward_parts(run)
-    rising = ", ".join(part.name for part in parts if part.change > 0 and not part.watched)
+    rising = ", ".join(part.name for part in parts if part.change > 0 and part.gain > 0 and not part.watched)
     for part in parts:
         if rising and part.watched and part.ends and part.change < 0:
             first, last = part.ends
@@ -52,8 +53,7 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
     Held-out questions decide where they are measured, because there are more of them. Those of training may tell since
     when. A policy that has broken down reads nothing either: if the reward fell, this is no hack.
     """
-    ends = run.first_and_last("reward")
-    if ends and significant_change(*ends) < 0:
+    if (reward_change(run) or 0.0) < 0:
         return
     names = {name for line in run.lines for name in line}
     for name in sorted(name for name in names if name.startswith(READ) and name != f"{READ}questions"):
@@ -67,7 +67,7 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
             f"the answers no longer read {part}: with the word of another question there, an answer lost "
             f"{span.values[0]:.1f} nats at the start, and loses {span.values[-1]:.1f} now.",
             "Read some answers, and let the reward check this part of the question too; a KL term "
-            "(train.objective.beta) keeps the policy closer to the start.",
+            f"({closer_to_the_start(run)}) keeps the policy closer to the start.",
         )
 
 
@@ -130,24 +130,24 @@ def fewer_words(run: RunMetrics) -> Iterator[Finding]:
                 f"the {kind} answers to held-out questions have fewer words that differ: {span.values[-1]:.1%} of the "
                 f"first words of all answers; at the start it was {span.values[0]:.1%}.",
                 "Read some answers: a reward that looks at few words is earned by few words. Let it check more, or "
-                "keep the policy closer to the start with a KL term (train.objective.beta).",
+                f"keep the policy closer to the start with a KL term ({closer_to_the_start(run)}).",
             )
 
 
 def gain_without_right(run: RunMetrics) -> Iterator[Finding]:
     """Report that one part of the reward rose, such as that for the format, and the share of right answers did not."""
-    rights, total = run.first_and_last("right"), run.first_and_last("reward")
+    rights, total = run.first_and_last(of_all_sampled(run, "right")), reward_ends(run)
     if not rights or not total or rights[1].mean >= FEW_RIGHT or significant_change(*rights) > 0:
         return
     first, last = total
     parts = reward_parts(run)
-    rose = [part.name for part in parts if part.change > 0 and not part.watched]
+    rose = [part.name for part in parts if part.gain > 0 and not part.watched]
     if len(parts) > 1 and rose and significant_change(first, last) > 0:
         by = " and ".join(rose)
         yield last.finding(
             "warning",
             f"the answers earn more and are not right more often: the reward rose from {first.mean:.3g} to "
-            f"{last.mean:.3g} by {by} alone, and {rights[1].mean:.1%} are right, {rights[0].mean:.1%} at the start.",
+            f"{last.mean:.3g} by {by}, and {rights[1].mean:.1%} are right, {rights[0].mean:.1%} at the start.",
             "If the questions are too hard for the model, take easier ones (data.select); else pay for this part only "
             "where the answer is right.",
         )
@@ -156,14 +156,14 @@ def gain_without_right(run: RunMetrics) -> Iterator[Finding]:
 def left_language(run: RunMetrics) -> Iterator[Finding]:
     """Report that the starting policy would hardly write the answers, by `STRANGE` nats per token."""
     span = run.span("eval/start_logprob")
-    if not span.values or span.values[-1] >= span.values[0] - STRANGE:
+    if not span.values or span.values[-1] >= span.values[0] - STRANGE or is_distilled(run):
         return
     since = next(step for step, value in zip(span.steps, span.values, strict=True) if value < span.values[0] - STRANGE)
     yield Span(span.metric, (since, *span.steps[-1:]), span.values[-1:]).finding(
         "warning",
         "the answers leave the language of the starting policy: under it a token of theirs has a log-probability of "
         f"{span.values[-1]:.1f} nats; of its own answers it had {span.values[0]:.1f}.",
-        "Read some answers; a KL term (train.objective.beta) keeps the policy closer to the start.",
+        f"Read some answers; a KL term ({closer_to_the_start(run)}) keeps the policy closer to the start.",
     )
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from outdo.extras.doctor.answers import got_worse_before
+from outdo.extras.doctor.method import drops_groups, of_all_sampled, reward_ends
 from outdo.extras.doctor.series import Finding, Metrics, RunMetrics, Span, is_number, significant_change
 from outdo.utils.outcome import EVALUATIONS, headline
 from outdo.utils.text import between, counted
@@ -20,12 +21,10 @@ def memorised(run: RunMetrics) -> Iterator[Finding]:
     visits, several = run.span("transfer/visits"), run.lasting("transfer/visits", above=2.5)
     measured = dict(_measured(run))
     metric = measured.get("sampled", measured.get("greedy"))  # answers in training are sampled too
-    selected = bool(
-        run.span("dynamic_sampling/reward").values
-    )  # dynamic sampling keeps training rewards near the middle
-    if several is None or metric is None or selected:
+    if several is None or metric is None or drops_groups(run):  # the answers of all visits are not known
         return
-    training, tests, show = run.first_and_last(_training_metric(metric)), _evaluations(run, metric), _shown(metric)
+    training = run.first_and_last(_training_metric(metric))
+    tests, show = _evaluations(run, metric), _shown(metric)
     if training and _grew_apart(training, tests, metric):
         yield several.finding(
             "warning",
@@ -80,22 +79,28 @@ def accuracy_fell(run: RunMetrics) -> Iterator[Finding]:
         best, last = max(tests, key=lambda line: line[metric]), tests[-1]
         if not _fell(best, last, metric):
             continue
-        before, after = (run.span("reward", line["step"] - 9, line["step"]) for line in (best, last))
-        if best is tests[0]:
-            ends = run.first_and_last("reward")
-            before, after = ends or (before, after)
-        if before.values and after.values and after.mean > before.mean:
-            rose = f"the training reward rose from {before.mean:.3g} to {after.mean:.3g}"
-            why, do = f"while {rose}: what pays in training does not help there", "Read the best groups"
-        else:
-            why, do = "and the reward did not rise: training makes the policy worse", "Lower optim.lr"
+        why, do = _why_it_fell(run, best, last, is_first=best is tests[0])
         better = "; an earlier checkpoint is better (outdo export --best)" if best["step"] > 0 else ""
         yield run.span(metric, last["step"]).finding(
             "warning",
             f"the held-out result of the {kind} answers fell from {_with_interval(best, metric)} (step "
-            f"{best['step']}) to {_with_interval(last, metric)}, {why}.",
+            f"{best['step']}) to {_with_interval(last, metric)}{why}.",
             f"{do}{better}.",
         )
+
+
+def _why_it_fell(run: RunMetrics, best: Metrics, last: Metrics, *, is_first: bool) -> tuple[str, str]:
+    """Return what the training reward did meanwhile, as the end of a sentence, and what to do."""
+    name = of_all_sampled(run, "reward")
+    before, after = (run.span(name, line["step"] - 9, line["step"]) for line in (best, last))
+    if is_first:
+        before, after = run.first_and_last(name) or (before, after)
+    if not before.values or not after.values:
+        return ": training makes the policy worse", "Lower optim.lr"
+    if after.mean > before.mean:
+        rose = f"the training reward rose from {before.mean:.3g} to {after.mean:.3g}"
+        return f", while {rose}: what pays in training does not help there", "Read the best groups"
+    return ", and the reward did not rise: training makes the policy worse", "Lower optim.lr"
 
 
 def _fell(best: Metrics, last: Metrics, metric: str) -> bool:
@@ -109,21 +114,24 @@ def _fell(best: Metrics, last: Metrics, metric: str) -> bool:
 def answers_got_worse(run: RunMetrics) -> Iterator[Finding]:
     """Report that most groups are all wrong, and that they were not before."""
     span = run.lasting("frac_all_wrong", above=0.75)
-    if span and got_worse_before(run, span.steps[0]):
+    if span and got_worse_before(run, span.steps[0]) and not drops_groups(run):
         before = run.span("frac_all_wrong", last=span.steps[0] - 1)
+        levels = run.span("data/level", last=span.steps[-1]).values
+        harder = len(set(levels)) > 1 or run.setting("data.shuffle") is False
+        why = "the questions have become harder, or the policy worse" if harder else "the policy has become worse"
         yield run.fault(
             span,
-            f"{span.mean:.0%} of the groups are all wrong; before it was {before.mean:.0%}: the policy has become "
-            "worse.",
-            "Lower optim.lr, and start again from an earlier checkpoint.",
+            f"{span.mean:.0%} of the groups are all wrong; before it was {before.mean:.0%}: {why}.",
+            "See the order of the questions; unless they are harder, lower optim.lr."
+            if harder
+            else "Lower optim.lr, and start again from an earlier checkpoint.",
             past=f"{span.mean:.0%} of the groups were all wrong; before it was {before.mean:.0%}.",
         )
 
 
 def reward_fell(run: RunMetrics) -> Iterator[Finding]:
     """Report that the mean reward of all sampled groups fell by more than the noise of single steps."""
-    name = "dynamic_sampling/reward" if run.span("dynamic_sampling/reward").values else "reward"
-    ends = run.first_and_last(name)
+    ends = reward_ends(run)
     if ends and significant_change(*ends) < 0:
         yield ends[1].finding(
             "warning",
@@ -134,7 +142,7 @@ def reward_fell(run: RunMetrics) -> Iterator[Finding]:
 
 def reward_rose(run: RunMetrics) -> Iterator[Finding]:
     """Report that the mean reward rose by more than the noise of single steps."""
-    ends = run.first_and_last("reward")
+    ends = reward_ends(run)
     if ends and significant_change(*ends) > 0:
         yield ends[1].finding("good", f"the mean reward rose {_from_to(ends)}.")
 

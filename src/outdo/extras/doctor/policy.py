@@ -1,9 +1,19 @@
 """Rules about the policy as a whole, its reference, its critic, its engine and its speed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median, mode
 
-from outdo.extras.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, RunMetrics, Span, significant_change
+from outdo.extras.doctor.method import (
+    clips_tokens,
+    corrects,
+    is_composed,
+    is_distilled,
+    objective,
+    of_all_sampled,
+    reward_change,
+    reward_did_not_rise,
+)
+from outdo.extras.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, RunMetrics, Span
 from outdo.utils.text import counted
 
 FAR = 0.5
@@ -18,59 +28,76 @@ def entropy_collapse(run: RunMetrics) -> Iterator[Finding]:
     ends = run.first_and_last("entropy")
     span = run.lasting("entropy", below=ends[0].mean / 5) if ends else None
     if ends and span and not _is_learnt(run, span):
-        wrong = " while answers are still wrong" if run.span("right").values else ""
+        wrong = " while answers are still wrong" if run.span(of_all_sampled(run, "right")).values else ""
         yield span.finding(
             "warning",
             f"the entropy fell from {ends[0].mean:.3g} to {span.mean:.3g} nats{wrong}: the answers become alike.",
-            "Raise clip_high (dapo), or add an entropy bonus.",
+            _keep_entropy(run),
         )
 
 
+def _keep_entropy(run: RunMetrics) -> str:
+    """Return advice against a falling entropy that the objective can follow."""
+    bonus = "add an entropy bonus" if is_composed(run) else "lower optim.lr"
+    if objective(run) is not None and not clips_tokens(run):
+        return f"{bonus.capitalize()}, or sample at temperature 1 without cuts."
+    return f"Raise clip_high (dapo), or {bonus}."
+
+
 def _is_learnt(run: RunMetrics, span: Span) -> bool:
-    """Return whether nearly all answers of these steps are right; where right is not defined, if the reward rose."""
-    if run.span("right").values:
-        return run.mean("right", span, unknown=0.0) >= 0.9
-    ends = run.first_and_last("reward")
-    return ends is not None and significant_change(*ends) > 0
+    """Return whether nearly all answers of these steps are right; where that is not known, if the reward rose."""
+    right = of_all_sampled(run, "right")
+    if run.span(right).values:
+        return run.mean(right, span, unknown=0.0) >= 0.9
+    return (reward_change(run) or 0.0) > 0
 
 
 def entropy_explosion(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the entropy rose far above its first values."""
+    """Report that the entropy rose far above its first values, and above the target of an adaptive bonus."""
     ends = run.first_and_last("entropy")
-    span = run.lasting("entropy", above=max(3 * ends[0].values[0], 0.1)) if ends else None
+    bonus = run.setting("train.objective.entropy_bonus", 0.0)
+    target = float(bonus.get("target", 0.0)) if isinstance(bonus, Mapping) else 0.0
+    span = run.lasting("entropy", above=max(3 * ends[0].values[0], 0.1, 2 * target)) if ends else None
     if ends and span:
-        bonus = run.setting("train.objective.entropy_bonus", 0.0)
+        size = f"adaptive entropy bonus (target {target:g} nats)" if target else f"entropy bonus of {bonus}"
         yield span.finding(
             "warning",
             f"the entropy rose from {ends[0].values[0]:.3g} to {span.mean:.3g} nats: the policy breaks down"
-            + (f"; the objective has an entropy bonus of {bonus}." if bonus else "."),
+            + (f"; the objective has an {size}." if bonus else "."),
             f"{'Lower the entropy bonus' if bonus else 'Lower optim.lr'}, and continue from an earlier checkpoint.",
         )
 
 
 def reward_outweighed(run: RunMetrics) -> Iterator[Finding]:
     """Report that much of the push comes from the reference, and that the reward did not rise."""
-    span, ends = run.lasting("regularisation", above=0.25), run.first_and_last("reward")
-    if span and not (ends and significant_change(*ends) > 0):
+    span = run.lasting("regularisation", above=0.25)
+    if span and (reward_change(run) or 0.0) <= 0:
         yield span.finding(
             "warning",
-            f"{span.mean:.0%} of the push on tokens comes from the KL from the reference, and the reward did not rise.",
+            f"{span.mean:.0%} of the push on tokens comes from the KL from the reference{reward_did_not_rise(run)}.",
             "Lower beta, or update the reference (reference.sync).",
         )
 
 
 def kl_explosion(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the policy is far from the reference, or will soon be: its distance grows many times over."""
-    far = run.lasting("kl", above=FAR, least=FEWEST_STEPS)
-    span = far or _growing(run.span("kl"))
-    if span:
+    """Report that the policy is far from the reference, or will soon be: its distance grows many times over.
+
+    A reference that is another model, such as a teacher, is far from the first step on: then only growth counts.
+    """
+    kl = run.span("kl")
+    began_far = bool(kl.values) and kl.values[0] > FAR and (is_distilled(run) or run.setting("reference.model"))
+    far = None if began_far else run.lasting("kl", above=FAR, least=FEWEST_STEPS)
+    if span := far or _growing(kl):
         first, last = span.values[0], max(span.values)
+        coefficient = "train.kl_in_reward.beta" if run.setting("train.kl_in_reward") else "beta"
+        raised = "Lower optim.lr" if is_distilled(run) else f"Raise {coefficient}, lower optim.lr"
+        synced = "" if is_distilled(run) else ", or update the reference (reference.sync)"
         yield span.finding(
             "warning",
             f"the policy is {span.mean:.2g} nats per token away from the reference."
             if far
             else f"the distance from the reference grew from {first:.2g} to {last:.2g} nats per token.",
-            "Raise beta, lower optim.lr, or update the reference (reference.sync).",
+            f"{raised}{synced}.",
         )
 
 
@@ -110,13 +137,16 @@ def critic_worse_than_mean(run: RunMetrics) -> Iterator[Finding]:
 
 def engine_mismatch(run: RunMetrics) -> Iterator[Finding]:
     """Report that the log-probabilities of engine and trainer differ, where both should have the same weights."""
-    if run.span("staleness/max").values:
+    if run.span("staleness/max").values or run.setting("train.max_staleness"):
         return
     if span := run.lasting("sampling/sampling_logp_difference/mean", above=0.05):
+        corrected = corrects(run)
         yield span.finding(
             "warning",
             f"engine and trainer differ by {span.mean:.2g} nats per token: the answers come from a different policy.",
-            "Correct for it (the correction truncate or mask of train.objective), or make both compute alike.",
+            "The objective takes it into account, and learns less from such tokens: make both compute alike."
+            if corrected
+            else "Correct for it (the correction truncate or mask of train.objective), or make both compute alike.",
         )
     elif span := run.lasting("sampling/effective_sample_size", below=0.9):
         yield span.finding(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from outdo.extras.doctor.method import BY_VERDICT, advantage, of_all_sampled
 from outdo.extras.doctor.series import RunMetrics, Span, significant_change
 from outdo.utils.reward_names import weights_by_name
 
@@ -13,6 +14,7 @@ class RewardPart:
     """A part of the reward. It is only watched if its weight in the recipe is 0, and trained on if not."""
 
     name: str
+    weight: float
     watched: bool
     ends: tuple[Span, Span] | None  # of its mean, as `first_and_last` gives them; None in a short run
 
@@ -21,16 +23,30 @@ class RewardPart:
         """How much its mean changed; 0 if that can be chance, or is not known."""
         return significant_change(*self.ends) if self.ends else 0.0
 
+    @property
+    def gain(self) -> float:
+        """How much more it earned: a part with a negative weight earns more if it falls."""
+        return self.change if self.weight >= 0 else -self.change
+
 
 def reward_parts(run: RunMetrics) -> list[RewardPart]:
     """Return the parts of the reward of which a run has metrics, sorted by name.
 
-    What an environment gives has no weight in the recipe: it is trained on.
+    What an environment gives has no weight in the recipe: it is trained on. So is the reward that says which answers
+    are right, whatever its weight, if the advantage reads the verdicts. With dynamic sampling the means are those over
+    all sampled answers.
     """
     weights = weights_by_name(run.setting("rewards"))
-    metrics = {name for line in run.lines for name in line if name.startswith(PREFIX) and name.endswith(SUFFIX)}
-    names = {metric: metric.removeprefix(PREFIX).removesuffix(SUFFIX) for metric in sorted(metrics)}
+    prefix = of_all_sampled(run, PREFIX)
+    verdicts = run.setting("eval.right") if advantage(run) in BY_VERDICT else None
+    metrics = {name for line in run.lines for name in line if name.startswith(prefix) and name.endswith(SUFFIX)}
+    names = {metric: metric.removeprefix(prefix).removesuffix(SUFFIX) for metric in sorted(metrics)}
     return [
-        RewardPart(name=name, watched=weights.get(name) == 0, ends=run.first_and_last(metric))
+        RewardPart(
+            name=name,
+            weight=weights.get(name, 1.0),
+            watched=weights.get(name) == 0 and name != verdicts,
+            ends=run.first_and_last(metric),
+        )
         for metric, name in names.items()
     ]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from outdo.extras.doctor.method import advantage, is_trained_on_rewards, sums_decide, without_signal
 from outdo.extras.doctor.reward_parts import reward_parts
 from outdo.extras.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, RunMetrics, Span
 from outdo.utils.text import counted
@@ -25,17 +26,26 @@ def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
 
 
 def constant_reward(run: RunMetrics) -> Iterator[Finding]:
-    """Report that all answers of the run have the same reward; `too_hard` reports it if this reward is 0."""
-    reward, equal = run.span("reward"), run.span("frac_reward_zero_std")
-    if len(reward.steps) < FEWEST_STEPS or min(equal.values, default=0.0) < 1.0 or not any(reward.values):
+    """Report that all answers of the run have the same reward; `too_hard` reports it if no answer is right."""
+    reward, spread = run.span("reward"), run.span("reward_std")
+    if not reward.steps or len(spread.steps) < FEWEST_STEPS or not (_same_for_all(run) or sums_decide(run)):
         return
-    if max(reward.values) - min(reward.values) <= 1e-6 * abs(reward.mean):
+    rounding = 1e-6 * abs(reward.mean)
+    never_right = not any(reward.values) and run.span("frac_all_wrong").values
+    if max(reward.values) - min(reward.values) <= rounding and max(spread.values) <= rounding and not never_right:
         yield reward.finding(
             "warning",
-            f"every answer has the reward {reward.mean:.4g}, so the policy learns nothing.",
+            f"every answer has the reward {reward.mean:.4g}, so that it teaches the policy nothing.",
             "Let the reward look at the answer: `outdo check` shows what it returns for a right, an empty and a wrong "
             "one. If it does look, the questions are far too easy.",
         )
+
+
+def _same_for_all(run: RunMetrics) -> bool:
+    """Return whether a constant sum of rewards is all that the advantage gets."""
+    metric = without_signal(run)
+    all_equal = bool(metric) and min(run.span(metric).values, default=0.0) == 1.0
+    return all_equal or (advantage(run) in ("gae", "reward", "reinforce_pp") and not run.setting("environment"))
 
 
 def random_reward(run: RunMetrics) -> Iterator[Finding]:
@@ -51,7 +61,8 @@ def random_reward(run: RunMetrics) -> Iterator[Finding]:
 
 def reward_against_right(run: RunMetrics) -> Iterator[Finding]:
     """Report that the reward does not follow what is right, or is even lower where the answer is right."""
-    if span := run.lasting("reward_right_correlation", below=0.2):
+    span = run.lasting("reward_right_correlation", below=0.2)
+    if span and is_trained_on_rewards(run):
         against = span.mean < -0.1
         what = "the reward is lower where an answer is right" if against else "the reward does not follow what is right"
         yield span.finding(
@@ -66,13 +77,15 @@ def reward_against_right(run: RunMetrics) -> Iterator[Finding]:
 
 def reward_follows_length(run: RunMetrics) -> Iterator[Finding]:
     """Report that the length of an answer determines its reward: the longer, the higher."""
-    if span := run.lasting("reward_length_correlation", above=0.93, least=least_steps(run)):
+    span = run.lasting("reward_length_correlation", above=0.93, least=least_steps(run))
+    if span and is_trained_on_rewards(run):
         yield _by_length(span, "longer")
 
 
 def reward_against_length(run: RunMetrics) -> Iterator[Finding]:
     """Report that the length of an answer determines its reward: the shorter, the higher."""
-    if span := run.lasting("reward_length_correlation", below=-0.93, least=least_steps(run)):
+    span = run.lasting("reward_length_correlation", below=-0.93, least=least_steps(run))
+    if span and is_trained_on_rewards(run):
         yield _by_length(span, "shorter")
 
 
@@ -99,14 +112,19 @@ def _by_length(span: Span, direction: str) -> Finding:
 
 
 def conflicting_reward_parts(run: RunMetrics) -> Iterator[Finding]:
-    """Report that one part of the reward that is trained on rose at the expense of another."""
-    trained = [part for part in reward_parts(run) if not part.watched]
-    rising = ", ".join(part.name for part in trained if part.change > 0)
+    """Report that one part of the reward that is trained on was earned more, at the expense of another."""
+    by_verdict = not is_trained_on_rewards(run) and advantage(run) != "gdpo"
+    trained = [part for part in reward_parts(run) if not part.watched and not by_verdict]
+    rising = ", ".join(part.name for part in trained if part.gain > 0)
+    apart = "" if advantage(run) == "gdpo" else ', or standardise each part separately (train.advantage = "gdpo")'
     for part in trained:
-        if rising and part.ends and part.change < 0:
+        if rising and part.ends and part.gain < 0:
             first, last = part.ends
+            penalty = "" if part.weight > 0 else ", whose weight is negative,"
+            went = "fell" if part.change < 0 else "rose"
             yield last.finding(
                 "warning",
-                f"the reward part {part.name} fell from {first.mean:.3g} to {last.mean:.3g} while {rising} rose.",
-                'Change their weights, or standardise each part separately (train.advantage = "gdpo").',
+                f"the reward part {part.name}{penalty} {went} from {first.mean:.3g} to {last.mean:.3g} while more was "
+                f"earned by {rising}.",
+                f"Change their weights{apart}.",
             )

@@ -7,14 +7,16 @@ most of them were; and in steps that hardly move a token, movement against the p
 import math
 from collections.abc import Iterator
 
-from outdo.extras.doctor.method import compares_answers, objective
-from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics, Span, significant_change
-
-CLIPPED = ("grpo", "grpo_clip", "ppo", "dr_grpo", "dapo", "bnpo", "reinforce_pp", "rloo_clip")
-"""Objectives that clip the ratio of a token or an answer: with several passes, some tokens should be clipped."""
-
-SEQUENCE = ("gspo", "gspo_token", "luspo")
-"""Objectives that clip whole answers: their bounds for one token are so close that they say little about it."""
+from outdo.extras.doctor.method import (
+    clips_tokens,
+    compares_whole_answers,
+    is_composed,
+    option,
+    reward_change,
+    reward_did_not_rise,
+    share_without_signal,
+)
+from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics, Span
 
 SMALL_PROGRESS = 0.001
 """Share of the way to the bounds. With a good learning rate (1e-4) the quickstart goes a few hundredths of the way per
@@ -26,6 +28,9 @@ MOSTLY = 0.75
 LARGE_STEP, HUGE_STEP = 0.2, 1.0
 """KL(π_old‖πθ) of one step, in nats per token: too large if it lasts, and at any time. Healthy runs of the quickstart
 stay below 0.05 in most steps; few tokens are measured, so that single steps reach 0.5."""
+
+WIDE = 0.4
+"""A bound of the ratio beyond which that no token was clipped does not say that tokens hardly moved."""
 
 
 def steps_too_small(run: RunMetrics) -> Iterator[Finding]:
@@ -48,7 +53,7 @@ def steps_too_large(run: RunMetrics) -> Iterator[Finding]:
             f"one step moves the policy by {span.mean:.2g} nats per token (KL), which is far{step_size(run, span)}.",
             advice,
         )
-    elif objective(run) not in SEQUENCE and (span := run.lasting("attained", below=-0.05)):
+    elif not compares_whole_answers(run) and (span := run.lasting("attained", below=-0.05)):
         wrong = run.mean("moved_wrong_way", span, unknown=1.0)
         if wrong >= 0.5 and not _hardly_moved(run):
             yield span.finding(
@@ -68,8 +73,7 @@ def _hardly_moved(run: RunMetrics) -> tuple[Span, str] | None:
 
     A single step may have only a few tokens: so most measured steps have to be small, not all.
     """
-    ends = run.first_and_last("reward")
-    if _large_steps(run) or (ends is not None and significant_change(*ends) > 0):
+    if _large_steps(run) or (reward_change(run) or 0.0) > 0:
         return None
     still = run.lasting("moved_not", above=0.5)
     if still and _are_most(sum(value > 0.5 for value in still.values), run.span("moved_not")):
@@ -97,13 +101,13 @@ def overshooting(run: RunMetrics) -> Iterator[Finding]:
 
     A tenth is usual, and a run that learns well may have more.
     """
-    span, ends = run.lasting("overshoot", above=0.2), run.first_and_last("reward")
-    risen = ends is not None and significant_change(*ends) > 0
-    if span and not risen and objective(run) not in SEQUENCE and not _hardly_moved(run):
+    span = run.lasting("overshoot", above=0.2)
+    whole_answers, risen = compares_whole_answers(run), (reward_change(run) or 0.0) > 0
+    if span and not risen and not whole_answers and not _hardly_moved(run):
         yield span.finding(
             "note",
             f"{span.mean:.0%} of the tokens went beyond the bound that the objective sets for them"
-            f"{step_size(run, span)}, and the reward did not rise.",
+            f"{step_size(run, span)}{reward_did_not_rise(run)}.",
             "Make fewer passes (train.passes), end them early (train.stop), or lower optim.lr.",
         )
 
@@ -114,7 +118,9 @@ def spent_on_certain(run: RunMetrics) -> Iterator[Finding]:
         yield span.finding(
             "note",
             f"{span.mean:.0%} of the push goes to tokens that are already above 99 % and can hardly move.",
-            "Train only on uncertain tokens (the batch transform high_entropy).",
+            "Train only on uncertain tokens (the batch transform high_entropy)."
+            if is_composed(run)
+            else "Take questions whose answers are less certain (data.select).",
         )
 
 
@@ -123,8 +129,7 @@ def out_of_reach(run: RunMetrics) -> Iterator[Finding]:
     if span := run.lasting("unreachable", above=0.8):
         yield span.finding(
             "note",
-            f"for {span.mean:.0%} of the pushed tokens the bound is beyond probability 1: the clip limits almost "
-            "nothing.",
+            f"for {span.mean:.0%} of the pushed tokens the bound is beyond probability 1: it limits almost nothing.",
             'The objective "target" sets targets that can be reached (docs/methods/target.md).',
         )
 
@@ -132,18 +137,22 @@ def out_of_reach(run: RunMetrics) -> Iterator[Finding]:
 def clipped_too_much(run: RunMetrics) -> Iterator[Finding]:
     """Report that the last pass has few tokens left to push."""
     span = run.lasting("clip_ratio/region_mean", above=0.4)
-    if span and objective(run) not in SEQUENCE:
+    if span and not compares_whole_answers(run):
+        several = run.setting("train.passes", 2) > 1 or run.setting("train.minibatches", 1) > 1
+        fewer = "Use fewer passes (train.passes) or minibatches (train.minibatches), or wider bounds."
+        from_engine = "The ratio starts from the engine's probabilities: make both compute alike, or use wider bounds."
         yield span.finding(
             "warning",
             f"{span.mean:.0%} of the tokens are clipped and get no gradient in the last pass.",
-            "Use fewer passes (train.passes) or minibatches (train.minibatches), or wider bounds.",
+            from_engine if not several else fewer,
         )
 
 
 def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
     """Report that no token was clipped although a step makes several passes."""
     span = run.lasting("clip_ratio/region_mean", below=1e-6, least=4 * MIN_STEPS)
-    if span and objective(run) in CLIPPED and (passes := run.mean("passes/done", span, unknown=1.0)) > 1.5:
+    wide = max(float(option(run, name) or 0.0) for name in ("clip_low", "clip_high")) > WIDE
+    if span and clips_tokens(run) and not wide and (passes := run.mean("passes/done", span, unknown=1.0)) > 1.5:
         yield span.finding(
             "note",
             f"with {passes:.0f} passes per step no token was clipped: the passes hardly move the policy"
@@ -155,7 +164,7 @@ def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
 def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
     """Report that tokens moved as intended. Where no reward pushed them, other terms alone did: no news."""
     moved = run.span("moved_right_way")
-    idle = run.mean("frac_reward_zero_std", moved, unknown=0.0) >= 0.8 and compares_answers(run)
+    idle = share_without_signal(run, moved, unknown=0.0) >= 0.8
     if len(moved.steps) >= MIN_STEPS and moved.mean > 0.7 and not idle:
         counted = sum(run.span("moved/tokens").values)
         among = f" ({counted:,.0f} tokens were measured)" if counted else ""

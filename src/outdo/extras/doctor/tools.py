@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from outdo.extras.doctor.rewards import least_steps
 from outdo.extras.doctor.series import Finding, RunMetrics
-from outdo.utils.text import counted
 
 
 def calls_not_read(run: RunMetrics) -> Iterator[Finding]:
@@ -58,7 +57,8 @@ def always_one_call(run: RunMetrics) -> Iterator[Finding]:
 def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
     """Report that most episodes end because they have no turn left."""
     if span := run.lasting("completions/turns_ratio", above=0.5):
-        limit, setting = f"the limit of {counted(run.setting('environment.turns', 8), 'turn')}", "environment.turns"
+        limit, setting = f"{run.setting('environment.turns', 8)}, or the environment's own", "environment.turns"
+        limit = f"the limit of turns (environment.turns = {limit})"
         if run.setting("environment.environments"):
             limit, setting = "their limit of turns", "turns of the environments"
         yield run.fault(
@@ -72,9 +72,9 @@ def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
 def reward_follows_calls(run: RunMetrics) -> Iterator[Finding]:
     """Report that the reward pays for calls, and not for what comes of them."""
     if span := run.lasting("reward_calls_correlation", above=0.9, least=least_steps(run)):
+        equally = ", also among answers that are equally right" if run.span("right").values else ""
         yield span.finding(
             "warning",
-            f"within groups the reward follows the number of calls (correlation {span.mean:.2f}), also among answers "
-            "that are equally right.",
+            f"within groups the reward follows the number of calls (correlation {span.mean:.2f}){equally}.",
             "The reward pays for the form of an answer: let the right result weigh more than a call.",
         )

@@ -11,6 +11,7 @@ all wrong. How other libraries do it:
 | TRL | nothing: not supported | |
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import compress
 from typing import Protocol
@@ -61,8 +62,8 @@ class DynamicSampling:
     def __call__(self, policy: PolicyView, questions: Sequence[Prompt], *, step: int) -> Sampled:
         """Return at most one group per question, all of which have a gradient; possibly none.
 
-        The metrics are the further rounds, the groups dropped and still missing, the mean reward over everything
-        sampled, and the tokens of dropped groups.
+        The metrics are the further rounds, the groups dropped and still missing, the tokens of dropped groups, and the
+        means of rewards and verdicts over everything sampled.
         """
         failures = FailureCount()
         groups = self.sampler(policy, questions, step=step, failures=failures)
@@ -82,10 +83,20 @@ class DynamicSampling:
             "dynamic_sampling/missing": float(len(questions) - len(kept)),
             "dynamic_sampling/dropped_tokens": float(_tokens(groups) - _tokens(kept)),
         }
-        rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.scored]
-        if rewards:
-            metrics["dynamic_sampling/reward"] = sum(rewards) / len(rewards)
-        return Sampled(groups=kept, metrics=metrics)
+        return Sampled(groups=kept, metrics=metrics | _means(groups))
+
+
+def _means(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the means over all sampled answers with a reward: of it, of its parts, and of the verdicts that exist."""
+    scored = [rollout for group in groups for rollout in group.rollouts if rollout.scored]
+    values: defaultdict[str, list[float | None]] = defaultdict(list)
+    for rollout in scored:
+        values["reward"].append(rollout.reward)
+        values["right"].append(None if rollout.right is None else float(rollout.right))
+        for name, part in rollout.reward_parts.items():
+            values[f"rewards/{name}/mean"].append(part)
+    known = {name: [value for value in all_of_it if value is not None] for name, all_of_it in values.items()}
+    return {f"dynamic_sampling/{name}": sum(each) / len(each) for name, each in known.items() if each}
 
 
 def _tokens(groups: Sequence[Group]) -> int:
