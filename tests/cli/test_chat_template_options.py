@@ -72,9 +72,11 @@ def test_check_shows_the_prompt_and_warns_of_an_unknown_option(outdo, thinking_m
     shown = outdo("check", f"model={thinking_model}", data, OFF, *SMALL)
     assert shown.status == 0, shown.error
     assert "<|assistant|>!" in shown.out
-    assert "does not know this option" not in shown.out
+    assert "does not know the option" not in shown.out
     unknown = outdo("check", f"model={thinking_model}", data, "data.template.enable_thought=true", *SMALL)
-    assert "data.template.enable_thought: the model's chat template does not know this option" in unknown.out
+    assert (
+        "data.template.enable_thought: the model's chat template does not know the option enable_thought" in unknown.out
+    )
     none = outdo("check", f"model={model}", data, OFF, *SMALL)
     assert none.status != 0
     assert "so that it has no options; for text write a string" in " ".join((none.out + none.error).split())

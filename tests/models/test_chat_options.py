@@ -3,7 +3,8 @@
 import pytest
 from transformers import AutoTokenizer
 
-from outdo.models.chat_options import set_chat_options, without_defaults
+from outdo.models.chat_options import set_chat_options
+from outdo.models.template_header import without_header
 from outdo.testing import byte_bpe_tokenizer
 from outdo.utils.errors import ModelError
 
@@ -36,11 +37,11 @@ def test_a_template_writes_what_it_writes_with_the_options_as_arguments(tokenize
     assert rendered(tokenizer, thinking=True) == expected[True]  # the caller decides
     tokenizer.save_pretrained(tmp_path)
     assert rendered(AutoTokenizer.from_pretrained(tmp_path)) == expected[False]
-    assert without_defaults(tokenizer.chat_template) == template
+    assert without_header(tokenizer.chat_template) == template
 
     set_chat_options(tokenizer, OPTIONS | {"thinking": True})  # replaces the earlier ones
     assert rendered(tokenizer) == expected[True]
-    assert without_defaults(tokenizer.chat_template) == template
+    assert without_header(tokenizer.chat_template) == template
     before = tokenizer.chat_template
     set_chat_options(tokenizer, {})
     assert tokenizer.chat_template == before

@@ -38,7 +38,7 @@ def test_a_worker_gets_no_variable_with_a_secret(reward_of: Make, sample: Sample
 
 def test_patterns_of_variables_match_no_name_of_a_secret():
     names = [pattern.replace("*", "X_API_KEY") for pattern in PASSED_ON if pattern.endswith("*")]
-    assert worker_environment(dict.fromkeys(names, "x"), ()) == {}
+    assert worker_environment(dict.fromkeys(names, "x"), ()).keys() == {"PYTHONHASHSEED"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")

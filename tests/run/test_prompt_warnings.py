@@ -46,6 +46,8 @@ def test_a_chat_template_is_compared_with_the_recipe_and_with_the_end_of_an_answ
     (found,) = [each for each in warnings(tokenizer_config=base) if "template" in each]
     assert "its chat template never writes its end-of-sequence token <|end|>" in found
     assert not [each for each in warnings("sampling.stop=['<|im_end|>']", tokenizer_config=base) if "template" in each]
+    random = warnings(tokenizer_config={"chat_template": "{{ messages | random }}<|end|>"})
+    assert "model: its chat template draws at random, so that prompts and runs cannot be repeated" in random
     several = warnings(tokenizer_config=base, generation_config={"eos_token_id": [1, 2]})
     assert not [each for each in several if "template" in each]
     plain = warnings("data.template=Q: {prompt}", tokenizer_config={"chat_template": None})

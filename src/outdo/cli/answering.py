@@ -8,8 +8,9 @@ from outdo.cli.template_option import read_template
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import tokenise
 from outdo.data.questions import Question
-from outdo.models.chat_options import set_chat_options
+from outdo.models.chat_options import keep_date, set_chat_options
 from outdo.models.policy import Policy
+from outdo.models.template_header import DATE, now
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.build.environment import tools_of
 from outdo.types import Prompt
@@ -28,7 +29,13 @@ class Answering:
     system: str | None
     special_tokens: bool = False  # those in texts of questions and environments
     chat_options: Mapping[str, Any]  # of the chat template; empty: as the model has them
+    date: str  # that a chat template writes which keeps none
     environment: Piece | None = None
+
+    @property
+    def dated(self) -> bool:
+        """Whether the date that a chat template may write is that of the arguments or the run."""
+        return DATE in self.chat_options
 
     @property
     def in_prompts(self) -> dict[str, Any]:
@@ -38,6 +45,7 @@ class Answering:
     def prompts(self, questions: Sequence[Question], policy: Policy) -> Sequence[Prompt]:
         """Tokenise the questions. Raises `UserError` with every question that the model has no room for."""
         set_chat_options(policy.tokenizer, self.chat_options)
+        keep_date(policy.tokenizer, self.date)
         return tokenise(
             questions,
             policy.tokenizer,
@@ -69,7 +77,7 @@ def answering(
     text, options = _template(command, template)
     if recipe is None:
         sampling = SamplingParams(temperature=chosen, max_tokens=max_tokens or MAX_TOKENS)
-        return Answering(sampling=sampling, template=text, system=None, chat_options=options)
+        return Answering(sampling=sampling, template=text, system=None, chat_options=options, date=now())
     sampling = SamplingParams(
         temperature=chosen,
         max_tokens=max_tokens or recipe.sampling.max_tokens,
@@ -82,6 +90,7 @@ def answering(
         system=recipe.data.system,
         special_tokens=recipe.data.special_tokens,
         chat_options=recipe.data.chat_options if template is None else options,
+        date=recipe.data.chat_options.get(DATE) or now(),
         environment=recipe.environment,
     )
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from outdo.cli.arguments import Device, Engine, MaxTokens, RunOrModel
 from outdo.cli.output import print_line
+from outdo.models.chat_options import keep_date
 from outdo.models.completion_text import completion_text
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
@@ -46,7 +47,9 @@ def command(
     sampler = open_engine(piece, policy, seed=seed)
     remembers = policy.tokenizer.chat_template is not None and how.get("template") is None
     messages: list[dict[str, str]] = []
-    print_line(console, f"{source.name}; an empty line ends the conversation")
+    date = keep_date(policy.tokenizer)
+    dated = f"; date in the chat template: {date}" * (date is not None)
+    print_line(console, f"{source.name}; an empty line ends the conversation{dated}")
     for turn, line in zip(count(1), _lines(console), strict=False):
         messages.append({"role": "user", "content": line})
         prompt = list(messages) if remembers else line

@@ -27,6 +27,7 @@ from outdo.cli.arguments import (
 )
 from outdo.cli.output import print_line
 from outdo.cli.recipe import without_overlong
+from outdo.cli.template_option import say_template_notes
 from outdo.config.environments import row_environments
 from outdo.config.file import fault_of_toml, read_value
 from outdo.config.paths import named_code
@@ -149,7 +150,9 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     tasks = _tasks(arguments, run)
     if len(tasks) > 1 and (arguments.rates or arguments.answers):
         raise UserError([f"eval: {SEVERAL}"])
-    rule = _rule(next(iter(tasks.values())), verdicts_needed=arguments.rates is not None)
+    first = next(iter(tasks.values()))
+    say_template_notes(arguments.template, sources, dated=first.answering.dated)
+    rule = _rule(first, verdicts_needed=arguments.rates is not None)
     results = _results(sources, tasks, arguments, engines)
     written = list(_write_files(results, tasks, arguments))
     if as_json:

@@ -22,6 +22,7 @@ from outdo.cli.arguments import (
     not_writable,
 )
 from outdo.cli.output import print_line
+from outdo.cli.template_option import say_template_notes
 from outdo.config.environments import row_environments
 from outdo.data.questions import questions_from
 from outdo.models.completion_text import completion_text, rendered_text
@@ -64,6 +65,7 @@ def command(
     environment_of = environments.name_in if environments else None
     questions = questions_from(data, limit=limit, environment_of=environment_of)
     set_threads(threads)
+    say_template_notes(template, [source], dated=how.dated)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=device, stop_token_ids=how.sampling.stop_token_ids)
         make_deterministic(policy.device)

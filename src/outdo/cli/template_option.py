@@ -1,13 +1,19 @@
 """`--template` of the commands that prompt a model: a prompt template, or options of the model's chat template."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outdo.config.fields import chat_options
+from rich.console import Console
+
+from outdo.cli.output import print_line
 from outdo.config.file import read_value
+from outdo.config.messages import to_toml
+from outdo.config.prompt_template import chat_options
 from outdo.models.inspect_folder import LANGUAGE_MODEL, Kind
 from outdo.models.loading import load_tokenizer
-from outdo.run.check.prompt_warnings import unknown_options
+from outdo.models.template_header import DATE, now, without_header
+from outdo.models.template_source import options_without_effect, reads_clock, sources_of
+from outdo.run.export.find_model import ModelRef
 from outdo.utils.errors import UserError
 
 OPTION = "--template"
@@ -27,17 +33,42 @@ def read_template(template: str | None) -> tuple[str | None, Mapping[str, Any]]:
         raise UserError([f"{OPTION}: {error}"]) from None
 
 
-def template_notes(template: str | None, model: str, kind: Kind = LANGUAGE_MODEL) -> Iterator[str]:
-    """Yield a sentence for each option in `--template` that the chat template of the model does not know.
+def template_notes(
+    template: str | None, model: str, kind: Kind = LANGUAGE_MODEL, *, dated: bool = False
+) -> Iterator[str]:
+    """Yield a sentence for each option in `--template` that has no effect on the chat template of the model.
 
-    Raises `UserError` for options that are not possible, or if the model has no chat template. Only its tokenizer is
-    loaded.
+    Another one says that prompts depend on the day, because the chat template writes the date, unless it is `dated`:
+    the caller sets one. Only the tokenizer is loaded.
+
+    Raises `UserError` for options that are not possible, or if the model has no chat template.
     """
-    options = read_template(template)[1]
-    if not options:
+    text, options = read_template(template)
+    if text is not None or (dated and not options):
         return
-    given: Any = load_tokenizer(model, kind=kind).chat_template
-    if not given:
+    chat_template: Any = load_tokenizer(model, kind=kind).chat_template
+    if options and not chat_template:
         raise UserError([f"{OPTION}: {model} has no chat template, so that it has no options"])
-    for name in unknown_options(str(given), options):
-        yield f"note: {OPTION}: the chat template of {model} does not know the option {name}"
+    for _, why in options_without_effect([*map(without_header, sources_of(chat_template))], options):
+        yield f"note: {OPTION}: the chat template of {model} {why}"
+    if not dated and DATE not in options and reads_clock(chat_template):
+        example = f"{OPTION} '{{{DATE} = \"{now()[:10]}\"}}' sets one"
+        yield f"note: the chat template of {model} writes the date, so that prompts differ from day to day; {example}"
+
+
+def say_template_notes(template: str | None, models: Sequence[ModelRef], *, dated: bool) -> None:
+    """Print the notes on the chat templates of several models, beside what the command prints."""
+    for note in (line for each in models for line in template_notes(template, each.model, dated=dated)):
+        print_line(Console(stderr=True), note)
+
+
+def with_date(template: str | None, model: str, kind: Kind = LANGUAGE_MODEL) -> tuple[str | None, list[str]]:
+    """Return `--template` with the date that the chat template of a model writes, and a note; unchanged if it has none.
+
+    So a model is trained with one date, also if the training is resumed.
+    """
+    text, options = read_template(template)
+    if text is not None or DATE in options or not reads_clock(load_tokenizer(model, kind=kind).chat_template):
+        return template, []
+    date = now()
+    return to_toml({**options, DATE: date}), [f"date in the chat template: {date}; the trained model keeps it"]

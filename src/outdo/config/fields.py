@@ -245,22 +245,6 @@ class Best(Section):
         return self.name if self.patience is None else {"name": self.name, "patience": self.patience}
 
 
-_OPTION = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-NOT_OPTIONS = ("messages", "tools", "documents", "add_generation_prompt")
-"""What outdo itself gives to a chat template."""
-
-
-def chat_options(value: Any) -> Any:
-    """Return a prompt template, or the options of a chat template. Raises ValueError for one that is not possible."""
-    if isinstance(value, Mapping):
-        for name, option in value.items():
-            if not _OPTION.fullmatch(name) or name in NOT_OPTIONS:
-                raise ValueError(f'expected options of the chat template such as enable_thinking, not "{name}"')
-            if not isinstance(option, bool | int | float | str | list | tuple):
-                raise ValueError(f"expected true, false, a number, text or a list for {name}")
-    return value
-
-
 _SET = re.compile(r"(?!greedy|sampled|questions$)[A-Za-z0-9][\w-]*", re.ASCII)
 """The name of a held-out set. It may not look like the name of one of its numbers: `eval/SET/greedy`."""
 
@@ -336,11 +320,6 @@ HeldOutFiles = Annotated[
     Field(strict=False, min_length=1),
     PlainSerializer(_write_held_out),
     WithJsonSchema({"anyOf": [*PATH_OR_PATHS, {"type": "object", "additionalProperties": {"anyOf": PATH_OR_PATHS}}]}),
-]
-PromptTemplate = Annotated[
-    str | Mapping[str, Any],
-    AfterValidator(chat_options),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
 ]
 BestBy = Annotated[
     Best,

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from outdo.config.fields import Piece, PromptTemplate, Source
+from outdo.config.fields import Piece, Source
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.names import DEFAULT_ADVANTAGE
+from outdo.config.prompt_template import PromptTemplate
 from outdo.config.recipe import Data, Recipe
 from outdo.config.rules import refusals
 from outdo.config.settings import leaves, sections, settings

@@ -26,7 +26,6 @@ from outdo.config.fields import (
     Piece,
     Pieces,
     Positive,
-    PromptTemplate,
     Rewards,
     RunName,
     Section,
@@ -36,6 +35,7 @@ from outdo.config.fields import (
     WeightedReward,
 )
 from outdo.config.names import BUILTIN_ENGINE, DEFAULT_ADVANTAGE, WITH_CRITIC
+from outdo.config.prompt_template import PromptTemplate
 from outdo.utils.reward_names import REWARD_MODEL
 
 

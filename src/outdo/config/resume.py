@@ -11,8 +11,10 @@ from outdo.config.environments import environment_files
 from outdo.config.messages import to_toml
 from outdo.config.recipe import Recipe
 from outdo.config.settings import settings
+from outdo.models.template_header import DATE
 from outdo.utils.errors import UserError
 from outdo.utils.imports import source_file, split, with_neighbours
+from outdo.utils.source_inputs import files_read, variables_read
 from outdo.utils.text import dotted
 
 MAY_CHANGE = (
@@ -80,9 +82,9 @@ def accepted_changes(
 ) -> list[str]:
     """Compare the identity of a saved training with that of the resumed one; return a line for each difference.
 
-    An identity has `settings`, `versions`, the `process` that computes, and the SHA-256 of `data`, `code` and reward
-    `models`; what `saved` lacks is not compared. Settings that match one of the patterns `may_change` may differ, and
-    so may versions and process.
+    An identity has `settings`, `versions`, the `process` that computes, and the SHA-256 of `data`, `code`, reward
+    `models` and environment `variables`; what `saved` lacks is not compared. Settings that match one of the patterns
+    `may_change` may differ, and so may versions and process.
 
     Raises: UserError with all other differences, which make it another training, unless `changed`.
     """
@@ -102,7 +104,8 @@ def accepted_changes(
 
 def _changed_files(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each change of what is read from files: data, code and reward models."""
-    for kind, changes in (("data", _changed_data), ("code", changed_code), ("models", _changed_models)):
+    found = {"data": _changed_data, "code": changed_code, "models": _changed_models, "variables": _changed_variables}
+    for kind, changes in found.items():
         if kind in saved:
             yield from changes(saved[kind], now[kind])
 
@@ -119,11 +122,19 @@ def overrides_between(saved: Recipe, recipe: Recipe, *, given: Recipe | None = N
     for key in settings():
         section, _, name = key.rpartition(".")
         before, now = ((values[section] if section else values)[name] for values in tables)
+        now = _with_kept_date(before, now) if key == "data.template" else now
         is_named = name in (getattr(named, section) if section else named).model_fields_set
         is_left_to_outdo = now in (None, "auto") or (may_differ(key) and not is_named)
         if now != before and not is_left_to_outdo:
             overrides.append(f"{key}={to_toml(now)}")
     return overrides
+
+
+def _with_kept_date(before: Any, now: Any) -> Any:
+    """Return options of a chat template with the date of those before, which outdo has added to them."""
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping) or DATE not in before:
+        return now
+    return {DATE: before[DATE], **now}
 
 
 def may_differ(key: str, patterns: Sequence[str] = MAY_CHANGE) -> bool:
@@ -167,16 +178,28 @@ def _changed_models(saved: Mapping[str, str], now: Mapping[str, str]) -> list[st
     return [f"{path}: the reward model has changed since the run was started" for path in changed]
 
 
+def _changed_variables(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    changed = [name for name in sorted(saved.keys() | now.keys()) if saved.get(name) != now.get(name)]
+    return [f"{name}: the environment variable, which a reward reads, has another value" for name in changed]
+
+
 def source_files(recipe: Recipe) -> list[Path]:
     """Return the source files that a recipe names as `file.py:name` or `package.module:name`.
 
     They are those of its rewards, its environment and the pieces of its method, each with the modules of its folder
-    that it imports, and the files that its environment reads.
+    that it imports, and the files that these and its environment read.
     """
     named = recipe.model_dump(mode="json", include={"rewards", "train", "optim", "environment"})
     specs = {text for text in _texts(named) if _SPEC.fullmatch(text)}
     read = {path.resolve() for path in environment_files(recipe.environment)}
-    return sorted({path for spec in specs for path in _sources(spec)} | read)
+    sources = {path for spec in specs for path in _sources(spec)}
+    return sorted(sources.union(read, *map(files_read, sources)))
+
+
+def reward_variables(recipe: Recipe) -> set[str]:
+    """Return the environment variables that the files of a recipe's own reward functions read."""
+    specs = [spec for reward in recipe.rewards if _SPEC.fullmatch(spec := reward.name)]
+    return {name for spec in specs for path in _sources(spec) for name in variables_read(path)}
 
 
 def _sources(spec: str) -> list[Path]:

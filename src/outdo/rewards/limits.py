@@ -24,6 +24,8 @@ MAX_FILE_BYTES = 8 * 2**30
 MAX_FURTHER_PROCESSES = 4096
 """Processes and threads that the user may start besides those that run when the worker starts."""
 
+HASH_SEED = "PYTHONHASHSEED"
+
 # fmt: off
 PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "TEMP", "TMP", "XDG_*",
@@ -76,12 +78,16 @@ def machine_memory() -> int:
 
 
 def worker_environment(environment: Mapping[str, str], further: Sequence[str]) -> dict[str, str]:
-    """Return the part of `environment` that a worker gets."""
-    return {
+    """Return the part of `environment` that a worker gets: `PASSED_ON`, without secrets, and `further` names.
+
+    In each worker sets of texts have the same order, so that a reward that goes through one always returns the same.
+    """
+    passed_on = {
         name: value
         for name, value in environment.items()
         if name in further or (any(fnmatch.fnmatchcase(name, each) for each in PASSED_ON) and not has_secret_name(name))
     }
+    return passed_on if HASH_SEED in further else {**passed_on, HASH_SEED: "0"}
 
 
 def limit_resources(memory: int) -> None:

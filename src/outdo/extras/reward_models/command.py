@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outdo.cli.adapter_option import read_adapter
 from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Epochs, Steps, Template, Threads
-from outdo.cli.template_option import read_template, template_notes
+from outdo.cli.template_option import read_template, template_notes, with_date
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.files import read_rows
 from outdo.extras.reward_models.model import FitStep, RewardModel, fit
@@ -25,6 +25,7 @@ from outdo.models.inspect_folder import EITHER, REWARD_MODEL, conversion_notes, 
 from outdo.models.loading import load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.schedules import constant
+from outdo.models.template_header import DATE
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, is_useful
 from outdo.run.display import Display
 from outdo.utils.errors import ModelError, UserError
@@ -75,6 +76,7 @@ class PreferenceData:
     notes: list[str]  # for the user
     fingerprint: str  # SHA-256 of the file
     adapter: "PeftConfig | None" = None  # that a new training starts with
+    template: str | None = None  # as in the settings, with the date that the chat template writes
 
     @property
     def loss(self) -> Loss:
@@ -161,6 +163,7 @@ def run_reward_model(
     data = _checked_data(settings, mistakes, resumed=resumed)
     for note in data.notes:
         display.say(escape_control(note))
+    settings = replace(settings, template=data.template)
     plan = PreparedTraining(
         makes="reward model",
         settings=settings.to_json(),
@@ -289,7 +292,7 @@ def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfi
     architecture = inspect_folder(model, EITHER).architecture or ""
     load = RewardModel.load if architecture.endswith(REWARD_MODEL.endings) else RewardModel.from_policy
     reward = load(model, **how)
-    if options:  # of the chat template, which a text that the folder keeps would replace
+    if options.keys() - {DATE}:  # of the chat template, which a text that the folder keeps would replace
         reward.template = None
     set_chat_options(reward.tokenizer, options)
     return reward
@@ -300,12 +303,14 @@ def _reward_model(model: str, settings: RewardModelSettings, adapter: "PeftConfi
 
 def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed: bool) -> PreferenceData:
     """Return the comparisons to train on and those held out. Raises `UserError` with every fault, `mistakes` first."""
-    adapter, notes = None, list[str]()
+    adapter, template, notes = None, settings.template, list[str]()
     try:
         if not resumed:  # then the model is that of the checkpoint
             adapter = read_adapter(settings.adapter, settings.model, settings.base_weights, EITHER)
             notes += conversion_notes(inspect_folder(settings.model, EITHER))
-            notes += template_notes(settings.template, settings.model, EITHER)
+            notes += template_notes(settings.template, settings.model, EITHER, dated=True)
+            template, dated = with_date(template, settings.model, EITHER)
+            notes += dated
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()
     try:
@@ -314,7 +319,7 @@ def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed
         raise UserError([*mistakes, *error.problems]) from None
     if mistakes:
         raise UserError(mistakes)
-    return replace(data, adapter=adapter, notes=[*notes, *data.notes])
+    return replace(data, adapter=adapter, template=template, notes=[*notes, *data.notes])
 
 
 def _read(settings: RewardModelSettings) -> PreferenceData:

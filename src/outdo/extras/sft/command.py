@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.cli.adapter_option import read_adapter
 from outdo.cli.arguments import Adapter, BaseWeights, CheckpointEvery, Device, Epochs, Steps, Template, Threads
-from outdo.cli.template_option import read_template, template_notes
+from outdo.cli.template_option import read_template, template_notes, with_date
 from outdo.config.paths import absolute, absolute_data
 from outdo.data.batches import Mixture
 from outdo.data.files import read_rows
@@ -75,6 +75,7 @@ class SftData:
     notes: list[str]
     fingerprints: dict[str, str]
     adapter: "PeftConfig | None" = None  # that a new training starts with
+    template: str | None = None  # as in the settings, with the date that the chat template writes
 
 
 def command(
@@ -145,6 +146,7 @@ def run_sft(settings: SftSettings, out: Path, display: Display, *, resumed: bool
     data = _checked_data(settings, mistakes, resumed=resumed)
     for note in data.notes:
         display.say(escape_control(note))
+    settings = replace(settings, template=data.template)
     plan = PreparedTraining(
         makes="fine-tuned model",
         settings=settings.to_json(),
@@ -206,16 +208,19 @@ def show_example(tokenizer: PreTrainedTokenizerBase, example: SftTokens) -> str:
 def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) -> SftData:
     """Read the examples of each file. Raises `UserError` with every fault, those in `mistakes` first."""
     data, weights, adapter, notes = settings.data, settings.weights, None, list[str]()
+    template = settings.template
     if weights and len(weights) != len(data):
         mistakes.append(f"--weight: expected one for each --data, {len(data)}, or none; found {len(weights)}")
     try:
         if not resumed:  # then the model is that of the checkpoint
             adapter = read_adapter(settings.adapter, settings.model, settings.base_weights)
             notes += conversion_notes(inspect_folder(settings.model))
-            notes += template_notes(settings.template, settings.model)
+            notes += template_notes(settings.template, settings.model, dated=True)
+            template, dated = with_date(template, settings.model)
+            notes += dated
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()
-    checked = SftData(sources=[], notes=notes, fingerprints={}, adapter=adapter)
+    checked = SftData(sources=[], notes=notes, fingerprints={}, adapter=adapter, template=template)
     for place, path in enumerate(data, 1):
         try:
             rows = read_rows(path)

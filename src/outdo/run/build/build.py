@@ -14,7 +14,7 @@ from outdo.config.attention import sequence_replicas
 from outdo.config.file import dump
 from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Recipe
-from outdo.config.resume import source_files
+from outdo.config.resume import reward_variables, source_files
 from outdo.data.prompts import Prompts
 from outdo.data.questions import Question
 from outdo.data.splits import Questions, load_questions
@@ -54,13 +54,13 @@ from outdo.run.build.method import (
     stop_of,
 )
 from outdo.run.build.model_notes import model_notes
-from outdo.run.build.prompts import build_prompts
+from outdo.run.build.prompts import build_prompts, with_date_of_template
 from outdo.run.build.rewards import rewards_of, start_placed
 from outdo.run.build.rollouts import open_engine_of_run, open_rollouts
 from outdo.run.check import cost
 from outdo.run.check.fallbacks import fallback_warnings
 from outdo.run.display import Display
-from outdo.run.folder.provenance import code_hashes, folder_hash, saved_revisions, versions
+from outdo.run.folder.provenance import code_hashes, folder_hash, saved_revisions, variable_hashes, versions
 from outdo.run.watchers import Watcher
 from outdo.types import Prompt, Stop
 from outdo.utils.errors import UserError
@@ -155,7 +155,7 @@ def build_run(
     advantage = advantage_of(recipe, penalty, weights)
     requires = requirements_of(objective, advantage)
     with display.working(f"loading {model or recipe.model}"):
-        policy = _policy(recipe, facts, world)
+        policy, recipe = _policy(recipe, facts, world)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires, world)
     prompts, held_out, data_notes = build_prompts(recipe, questions, policy, display)
     engine, first_replica = open_engine_of_run(recipe, policy, world)
@@ -210,8 +210,8 @@ def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
     """Return what makes a run this run and no other; a checkpoint holds it, and a resumed run is compared with it.
 
     These are the resolved recipe as TOML, the versions of Python and the libraries, and the SHA-256 of the data files,
-    of the code of rewards and pieces, and of the folders of reward models that the run does not train: a checkpoint
-    holds the weights of all other models.
+    of the code of rewards and pieces and the files that it reads, of the environment variables that rewards are given,
+    and of the folders of reward models that the run does not train: a checkpoint holds the weights of all other models.
     """
     return {
         "recipe": dump(recipe),
@@ -219,6 +219,7 @@ def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
         "process": {"hardware": describe_hardware(choose_device(recipe.device)[0].type)},
         "data": dict(questions.fingerprints),
         "code": code_hashes(source_files(recipe)),
+        "variables": variable_hashes(reward_variables(recipe).intersection(recipe.reward_limits.environment)),
         "models": {str(folder): folder_hash(folder) for folder in _frozen_reward_models(recipe)},
     }
 
@@ -245,7 +246,8 @@ def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Qu
     return found
 
 
-def _policy(recipe: Recipe, facts: ModelFacts, world: World) -> Policy:
+def _policy(recipe: Recipe, facts: ModelFacts, world: World) -> tuple[Policy, Recipe]:
+    """Return the policy, and the recipe with the date that its chat template writes."""
     policy = Policy.load(
         facts,
         device=recipe.device,
@@ -265,7 +267,7 @@ def _policy(recipe: Recipe, facts: ModelFacts, world: World) -> Policy:
     set_chat_options(policy.tokenizer, recipe.data.chat_options)
     if isinstance(world, ScoringWorld):
         world.check(policy.forward)
-    return policy
+    return policy, with_date_of_template(recipe, policy, world)
 
 
 def _models(recipe: Recipe, policy: Policy, objective: Objective, requires: Requires) -> Models:

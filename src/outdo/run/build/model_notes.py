@@ -3,19 +3,21 @@
 from outdo.config.attention import sequence_replicas
 from outdo.config.recipe import Recipe
 from outdo.models.policy import Policy
+from outdo.models.template_header import DATE
 from outdo.rewards import WeightedSum
 from outdo.run.build.rewards import whole_notes
 from outdo.utils.world import World
 
 
 def model_notes(recipe: Recipe, policy: Policy, reward: WeightedSum, world: World) -> list[str]:
-    """Return what is trained, how it computes, and what `cluster.shard` does not do."""
+    """Return what is trained, how it computes, what `cluster.shard` does not do, and which date is in the prompts."""
     return [
         *_adapter_note(policy, recipe.weights),
         _attention_note(recipe, policy),
         *_modules_note(policy),
         *whole_notes(recipe, reward, world),
         *_offload_note(recipe, policy),
+        *_date_note(recipe),
     ]
 
 
@@ -44,3 +46,8 @@ def _offload_note(recipe: Recipe, policy: Policy) -> list[str]:
     """Return a line if everything is in main memory in any case."""
     without = recipe.cluster.shard.offload and policy.device.type == "cpu"
     return ["cluster.shard.offload: has no effect on a CPU, whose memory is the main memory"] if without else []
+
+
+def _date_note(recipe: Recipe) -> list[str]:
+    date = recipe.data.chat_options.get(DATE)
+    return [f"date in the chat template: {date}, also when the run is resumed or evaluated"] if date else []

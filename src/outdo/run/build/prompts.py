@@ -12,11 +12,26 @@ from outdo.data.sequences import Joined
 from outdo.data.splits import Questions
 from outdo.data.streamed_prompts import stream_prompts
 from outdo.data.streaming import StreamedQuestions
+from outdo.models.chat_options import keep_date
 from outdo.models.policy import Policy
+from outdo.models.template_header import DATE, now
 from outdo.run.build.environment import tools_of
 from outdo.run.display import Display
 from outdo.types import Prompt
 from outdo.utils.text import counted
+from outdo.utils.world import World
+
+
+def with_date_of_template(recipe: Recipe, policy: Policy, world: World) -> Recipe:
+    """Return the recipe with the date that the chat template writes, if it writes one and the recipe has none.
+
+    It is that of the start of the run. All processes of a `world` have to call it.
+    """
+    data = recipe.data
+    if data.prompt_template is not None or not (date := keep_date(policy.tokenizer, world.from_first(now))):
+        return recipe
+    dated = data.model_copy(update={"template": {**data.chat_options, DATE: date}})
+    return recipe.model_copy(update={"data": dated})
 
 
 def build_prompts(

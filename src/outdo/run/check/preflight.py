@@ -31,11 +31,13 @@ from outdo.run.check import cost
 from outdo.run.check.estimate import Machine, Sample, estimate
 from outdo.run.check.prompt_warnings import (
     chat_option_faults,
+    date_notes,
     longest_prompt,
     overlong_prompts,
     question_warnings,
     template_warnings,
 )
+from outdo.run.check.reward_inputs import dated_reward_models, missing_variables
 from outdo.run.check.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.run.check.sequence_lengths import longest_places, sampled_places
 from outdo.utils.errors import ModelError, UserError
@@ -102,7 +104,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         errors += error.problems
     try:
         facts = inspect_folder(recipe.model)
-        notes += _model_notes(recipe, facts)
+        notes += [*_model_notes(recipe, facts), *date_notes(recipe, facts)]
         warnings += [*_context(recipe, facts), *template_warnings(recipe, facts)]
         errors += [*_frozen_weights(recipe, facts), *_whole_model(recipe, facts), *divided_heads(recipe, facts)]
         errors += chat_option_faults(recipe, facts)
@@ -134,6 +136,8 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
             *_unknown_tokens(prompts),
             *_special_tokens(prompts, special=recipe.data.special_tokens),
             *rewards.warnings,
+            *missing_variables(recipe),
+            *dated_reward_models(recipe),
         ],
         notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes, *found.notes],
         prompts=[prompt.text for prompt in [*prompts.values()][:PROMPTS_SHOWN]],

@@ -1,8 +1,7 @@
 """What `outdo check` warns of in questions and prompts: repetitions, leaks, and chat templates that do not fit."""
 
 import json
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from outdo.data.files import shorten
 from outdo.data.splits import Questions, normalise, overlap
 from outdo.data.streaming import hash_of, repeated
 from outdo.models.inspect_folder import ModelFacts
+from outdo.models.template_header import DATE, without_header
+from outdo.models.template_source import draws, options_without_effect, reads_clock, sources_of
 from outdo.run.check.estimate import Sample
 from outdo.utils.text import counted
 
@@ -62,42 +63,49 @@ def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     An answer ends with an end-of-sequence token. If the chat template never writes it, the model has probably not been
     trained on this template, and does not end its turns.
     """
-    template, end = _chat_template(facts.folder), _end_token(facts.folder)
-    if template is None:
+    sources, end = [*map(without_header, chat_template_in(facts.folder))], _end_token(facts.folder)
+    if not sources:
         return
-    for name in unknown_options(template, recipe.data.chat_options):
-        yield f"data.template.{name}: the model's chat template does not know this option"
+    for name, why in options_without_effect(sources, recipe.data.chat_options):
+        yield f"data.template.{name}: the model's chat template {why}"
     if recipe.data.prompt_template is not None:
         yield "data.template: replaces the model's own chat template; leave it out for a model that was trained to chat"
         return
+    if draws(sources):
+        yield "model: its chat template draws at random, so that prompts and runs cannot be repeated"
     stops = recipe.sampling.stop or _several_ends(facts.folder)
-    if end is not None and end not in template and "eos_token" not in template and not stops:
+    written = "".join(sources)
+    if end is not None and end not in written and "eos_token" not in written and not stops:
         yield (
             f"model: its chat template never writes its end-of-sequence token {end}, as in base models that were not "
             "trained to chat: set data.template, or sampling.stop if the template ends turns in another way"
         )
 
 
-def unknown_options(template: str, options: Iterable[str]) -> list[str]:
-    """Return the options that a chat template does not mention."""
-    return [name for name in options if not re.search(rf"\b{name}\b", template)]
+def date_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence if the model's chat template writes the date, of which a run keeps the first."""
+    template = chat_template_in(facts.folder)
+    if recipe.data.prompt_template is None and DATE not in recipe.data.chat_options and reads_clock(template):
+        yield (
+            "model: its chat template writes the date; the run keeps that of its start, also for evaluation and export "
+            f'(data.template.{DATE} = "2026-11-28" sets one)'
+        )
 
 
 def chat_option_faults(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     """Yield a sentence if the recipe has options for a chat template, and the model has none."""
-    if recipe.data.chat_options and facts.folder is not None and _chat_template(facts.folder) is None:
+    if recipe.data.chat_options and facts.folder is not None and not chat_template_in(facts.folder):
         yield "data.template: the model has no chat template, so that it has no options; for text write a string"
 
 
-def _chat_template(folder: Path | None) -> str | None:
-    """Return the chat template in a model folder, or all of them if there are several."""
+def chat_template_in(folder: Path | None) -> list[str]:
+    """Return the texts of the chat template in a model folder: none, one, or several that have names."""
     if folder is None:
-        return None
+        return []
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8", errors="replace")
-    template = _table(folder / "tokenizer_config.json").get("chat_template")
-    return template if template is None or isinstance(template, str) else json.dumps(template)
+        return [file.read_text(encoding="utf-8", errors="replace")]
+    return sources_of(_table(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _end_token(folder: Path | None) -> str | None:

@@ -14,6 +14,7 @@ from outdo.config.names import OBJECTIVES
 from outdo.config.paths import file_name, with_file_names
 from outdo.config.recipe import Recipe
 from outdo.data.data_set_names import hub_data_set
+from outdo.models.template_header import DATE
 from outdo.run.export.find_model import ModelRef
 from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.hub_names import is_local
@@ -110,7 +111,8 @@ def _results(recipe: Recipe, after: Mapping[str, float]) -> list[EvalResult]:
 
 def _chat_options(recipe: Recipe) -> str:
     options = ", ".join(f"`{name} = {to_toml(value)}`" for name, value in recipe.data.chat_options.items())
-    return f"\nThe chat template has the defaults of the training: {options}." if options else ""
+    date = " It writes that date and not today's." if DATE in recipe.data.chat_options else ""
+    return f"\nThe chat template has the defaults of the training: {options}.{date}" if options else ""
 
 
 def _data_sets(paths: Iterable[str]) -> list[str]:

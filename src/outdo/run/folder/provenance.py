@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -50,6 +51,12 @@ def saved_revisions(folder: Path) -> dict[str, str]:
 def code_hashes(files: Iterable[Path]) -> dict[str, str]:
     """Return the SHA-256 of each file by its path."""
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def variable_hashes(names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each environment variable that is set, without those whose names are those of secrets."""
+    values = {name: os.environ.get(name) for name in sorted(names) if not has_secret_name(name)}
+    return {name: hashlib.sha256(os.fsencode(value)).hexdigest() for name, value in values.items() if value is not None}
 
 
 def folder_hash(folder: Path) -> str:
