@@ -15,13 +15,14 @@ from outdo.config.names import (
     WITH_CRITIC,
     WITHOUT_RATIO,
 )
-from outdo.config.options import is_of_surrogate, needs_reference
+from outdo.config.options import is_of_surrogate, needs_reference, samples_elsewhere, starts_from_the_engine
 from outdo.config.recipe import Recipe
 
 NoteRule = Callable[[Recipe, Mapping[str, Any]], Iterator[str]]
 """A rule reads the recipe and the options that its objective runs with, as `effective_options` returns them."""
 
 WITHOUT_LEVEL = ("vespo", "dro")
+ALSO_PUBLISHED_WITH = {"reinforce_pp": ("reinforce_pp_baseline",)}
 CLIP_OPTIONS = ("clip_low", "clip_high", "dual", "ratio_max")
 
 
@@ -31,8 +32,12 @@ def _one_optimiser_step_per_batch(recipe: Recipe) -> bool:
 
 
 def _without_later_steps(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
+    objective = recipe.train.objective
     bounds = [name for name in CLIP_OPTIONS if options.get(name) is not None and "surrogate" not in options]
-    if bounds and _one_optimiser_step_per_batch(recipe) and recipe.train.objective.name not in NOT_COMPOSED:
+    is_1 = _one_optimiser_step_per_batch(recipe) and not (
+        starts_from_the_engine(objective) and samples_elsewhere(recipe)
+    )
+    if bounds and is_1 and objective.name not in NOT_COMPOSED:
         yield f"one update per batch and one minibatch: the ratio is 1, so {' and '.join(bounds)} cannot bind"
     if recipe.train.passes == 1 and recipe.train.stop is not None:
         yield "train.stop has no effect: with train.passes = 1 there is no later pass to leave out"
@@ -60,14 +65,16 @@ def _objective_without_ratio(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[s
     name = recipe.train.objective.name
     options = recipe.train.objective.options
     weighted = options.get("bypass") and options.get("correction", "none") != "none"
-    if name in WITHOUT_RATIO and not weighted and not _one_optimiser_step_per_batch(recipe):
+    has_none = name in WITHOUT_RATIO and "surrogate" not in options
+    if has_none and not weighted and not _one_optimiser_step_per_batch(recipe):
         yield f"{name} has no ratio: after the first optimiser step of a batch its gradient is that of another policy"
 
 
 def _unused_reference(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
     reference = recipe.reference
     given = {"model": reference.model, "sync.every": reference.sync and reference.sync.every}
-    own = ":" in recipe.train.objective.name or ":" in recipe.advantage.name  # its code may use a reference
+    pieces = (recipe.train.objective, recipe.advantage)
+    own = any(":" in f"{piece.name} {piece.options}".replace("': ", "") for piece in pieces)  # may use a reference
     for name, value in given.items():
         if value is not None and not own and not needs_reference(recipe, options):
             yield f"reference.{name} = {value} has no effect: the method does not use a reference (beta is 0)"
@@ -86,8 +93,10 @@ def _kl_twice_or_never(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[s
 
 def _kl_scaled_up(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     """Estimators for which a group whose rewards are all equal is as large as any other, whatever the beta."""
-    penalty, name = recipe.train.kl_in_reward, recipe.advantage.name
-    if penalty is not None and name in SCALED_IN_THE_GROUP and not penalty.options.get("after_baseline"):
+    penalty, name, options = recipe.train.kl_in_reward, recipe.advantage.name, recipe.advantage.options
+    dropped = recipe.train.dynamic_sampling > 0  # such groups
+    scaled = name in SCALED_IN_THE_GROUP and options.get("scale", True) and not options.get("band") and not dropped
+    if penalty is not None and scaled and not penalty.options.get("after_baseline"):
         yield (
             f"train.kl_in_reward: where all rewards of a group are equal, {name} makes advantages of full size of the "
             "KL alone, whatever its beta; use leave_one_out, or after_baseline = true"
@@ -108,7 +117,8 @@ def _divergence_with_another_gradient(recipe: Recipe, options: Mapping[str, Any]
 def _not_as_published(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     name, chosen = recipe.train.objective.name, recipe.train.advantage
     published = DEFAULT_ADVANTAGE.get(name, "group_standardised")
-    if name in OBJECTIVES and chosen is not None and chosen.name != published:
+    also = ALSO_PUBLISHED_WITH.get(name, ())
+    if name in OBJECTIVES and chosen is not None and chosen.name not in (published, *also):
         yield f"{name} was published with the advantage {published}, not {chosen.name}"
     if name == "dapo" and (recipe.train.dynamic_sampling == 0 or not recipe.train.mask_truncated):
         yield "dapo was published with train.dynamic_sampling and train.mask_truncated = true as well"
@@ -117,14 +127,15 @@ def _not_as_published(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
 def _correction_of_the_built_in_engine(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     options = recipe.train.objective.options
     correction = options.get("correction", "none")
-    if "off_policy_rows" not in str(correction) and correction != "none" and not options.get("bypass"):
+    is_of_tokens = "off_policy_rows" not in str(correction) and correction != "none"
+    if is_of_tokens and not starts_from_the_engine(recipe.train.objective) and not samples_elsewhere(recipe):
         yield "train.objective.correction: the built-in engine samples with the trained weights, so the ratio is 1"
 
 
 def _nothing_corrects_for_older_weights(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     train = recipe.train
     without = train.objective.options.get("correction") == "none" or train.objective.name in NOT_COMPOSED
-    if train.max_staleness and without:
+    if train.max_staleness and without and not starts_from_the_engine(train.objective):
         ahead = f"train.max_staleness = {train.max_staleness}"
         yield f"{ahead}: nothing corrects for the older weights, as {train.objective.name} has no correction here"
 

@@ -101,6 +101,12 @@ NOT_OF_THE_GROUP = {
 """Advantages of which it is not known, when a group is sampled, whether they are 0 in it, and why. `requires` marks
 them too, but a check does not import the marks."""
 
+NEEDS_RIGHT = frozenset({"rejection", "pass_at_k"})
+"""The advantages that count right answers; `rejection` with `threshold` does not."""
+
+FROM_ENGINE = frozenset({"prime_rl", "prime_rl_ipo"})
+"""Objectives whose ratio is πθ / π_rollout, as with `bypass`."""
+
 WITHOUT_RATIO = frozenset({"reinforce", "rloo", "remax", "opo", "gpg", "rejection"})
 """Objectives without a ratio: they do not correct for changes of the policy since it sampled."""
 

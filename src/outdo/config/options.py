@@ -11,6 +11,7 @@ from outdo.config.names import (
     COMPOSED_PIECES,
     CRITICS,
     DIVERGENCES,
+    FROM_ENGINE,
     LIBRARY_OPTIONS,
     NOT_COMPOSED,
     OBJECTIVES,
@@ -44,10 +45,19 @@ def needs_reference(recipe: Recipe, objective_options: Mapping[str, Any] | None 
     return beta != 0 or recipe.train.kl_in_reward is not None or recipe.advantage.name in WITH_REFERENCE
 
 
+def samples_elsewhere(recipe: Recipe) -> bool:
+    """Return whether the engine is not the policy: another program computes, or older weights sample."""
+    return recipe.engine.name != BUILTIN_ENGINE or recipe.train.max_staleness > 0
+
+
 def corrects_by_default(recipe: Recipe) -> bool:
     """Return whether the objective gets a correction that the recipe does not name: the engine is not the policy."""
-    other = recipe.engine.name != BUILTIN_ENGINE or recipe.train.max_staleness > 0
-    return other and "correction" not in recipe.train.objective.options
+    return samples_elsewhere(recipe) and "correction" not in recipe.train.objective.options
+
+
+def starts_from_the_engine(objective: Piece) -> bool:
+    """Return whether the ratio of an objective is that to the probabilities which the engine reported."""
+    return bool(objective.options.get("bypass")) or objective.name in FROM_ENGINE
 
 
 def describe_method(recipe: Recipe) -> list[str]:

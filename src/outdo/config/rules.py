@@ -21,7 +21,15 @@ from outdo.config.engines import check_engine, goes_across_updates, is_remote
 from outdo.config.environments import check_environment
 from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
-from outdo.config.names import ALGORITHMS, CRITICS, OBJECTIVES, ON_WHOLE_WEIGHTS, TRACKER_CHECK, WITH_CRITIC
+from outdo.config.names import (
+    ALGORITHMS,
+    CRITICS,
+    NEEDS_RIGHT,
+    OBJECTIVES,
+    ON_WHOLE_WEIGHTS,
+    TRACKER_CHECK,
+    WITH_CRITIC,
+)
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.rewards.right import right_rule
@@ -282,21 +290,32 @@ def _divided_among_one(recipe: Recipe) -> Iterator[str]:
 def _later_than_the_last_step(recipe: Recipe) -> Iterator[str]:
     for key, every, only in (
         ("eval.every", recipe.eval.every, "evaluated only before and after the run"),
-        ("checkpoint.every", recipe.checkpoint.every.steps, "saved only at the end"),
+        (
+            "checkpoint.every",
+            recipe.checkpoint.every.steps,
+            "saved only at the end, at a best evaluation and every ten minutes",
+        ),
     ):
         if every > recipe.steps:
             yield f"{key} = {every}: the run has {counted(recipe.steps, 'step')}, so it is {only}"
 
 
-def _weights_without_effect(recipe: Recipe) -> Iterator[str]:
-    weight = recipe.rewards[0].weight
-    if len(recipe.rewards) == 1 and weight not in (0, 1) and recipe.advantage.name == "group_standardised":
+def _weight_of_a_single_reward(recipe: Recipe) -> Iterator[str]:
+    weight, penalty = recipe.rewards[0].weight, recipe.train.kl_in_reward
+    alone = len(recipe.rewards) == 1 and recipe.environment is None  # an environment may add rewards
+    with_kl = penalty is not None and not penalty.options.get("after_baseline")  # the weight sets them against the KL
+    if alone and weight not in (0, 1) and recipe.advantage.name == "group_standardised" and not with_kl:
         yield (
             f"rewards: the weight {weight} of a single reward has no effect except for its sign, "
             "because group_standardised divides by the deviation"
         )
+
+
+def _weight_0(recipe: Recipe) -> Iterator[str]:
+    verdicts = recipe.eval.right or right_rule([each.name for each in recipe.rewards]).reward
+    reads_verdicts = recipe.advantage.name in NEEDS_RIGHT and "threshold" not in recipe.advantage.options
     for reward in recipe.rewards:
-        if reward.weight == 0:
+        if reward.weight == 0 and not (reads_verdicts and reward.name == verdicts):
             yield f"rewards: {reward.name} has the weight 0: it is only watched, and nothing is learned from it"
 
 
@@ -313,7 +332,8 @@ NOTES: tuple[Rule, ...] = (
     _warmup_as_long_as_the_run,
     _schedule_with_fewer_steps,
     _later_than_the_last_step,
-    _weights_without_effect,
+    _weight_of_a_single_reward,
+    _weight_0,
     _divided_among_one,
     unmerged_bias,
     _braces_in_the_template,
