@@ -71,15 +71,21 @@ def train(
     """
     required = requirements_of(advantage, objective)
     models.check(required)
-    for index, sampled in rollouts:
-        batch = Batch.from_groups(sampled.groups)
-        batch = models.score(batch, required, passes=passes)  # log π_old, log π_ref, values
-        batch = objective.prepare(compute_advantages(advantage, batch))  # Â; totals and targets: fixed for this batch
-        updates: list[Update] = []
-        reason = ""
-        while batch.totals.tokens and len(updates) < passes and not reason:  # μ
-            updates.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
-            if stop is not None and updates[-1].tokens:  # without tokens only the critic learned
-                reason = stop(batch, updates)
-        models.refresh(index)  # π_ref ← πθ when an iteration ends
-        yield Step(index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum")  # your body
+
+    def steps() -> Iterator[Step]:
+        for index, sampled in rollouts:
+            batch = Batch.from_groups(sampled.groups)
+            batch = models.score(batch, required, passes=passes)  # log π_old, log π_ref, values
+            batch = objective.prepare(compute_advantages(advantage, batch))  # Â; totals, targets: fixed for this batch
+            updates: list[Update] = []
+            reason = ""
+            while batch.totals.tokens and len(updates) < passes and not reason:  # μ
+                updates.append(models.update(batch, objective))  # one pass: `minibatches` optimiser steps
+                if stop is not None and updates[-1].tokens:  # without tokens only the critic learned
+                    reason = stop(batch, updates)
+            models.refresh(index)  # π_ref ← πθ when an iteration ends
+            yield Step(
+                index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum"
+            )  # your body
+
+    return steps()
