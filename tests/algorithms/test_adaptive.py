@@ -1,5 +1,7 @@
 """Test coefficients that follow a target: values worked out by hand, bounds, and state after a checkpoint."""
 
+import math
+
 import pytest
 
 from outdo.algorithms.adaptive import AdaptiveBonus, AdaptiveCoefficient
@@ -21,8 +23,9 @@ def test_beta_rises_while_kl_is_above_its_target_and_falls_below_it():
 
 def test_a_step_without_a_measurement_leaves_the_coefficient_unchanged():
     beta, bonus = AdaptiveCoefficient(start=0.1, target=0.5), AdaptiveBonus(start=0.1, target=0.5)
-    beta.observe({})
-    bonus.observe({})
+    for metrics in ({}, *({"kl": value, "entropy": value} for value in (math.nan, math.inf, -math.inf))):
+        beta.observe(metrics)
+        bonus.observe(metrics)
     assert (float(beta), float(bonus)) == (0.1, 0.1)
 
 

@@ -4,6 +4,7 @@ The caller's loop passes them the metrics of each step: `for step in train(...):
 checkpoint stores their value: `state` and `load_state`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -52,9 +53,9 @@ class AdaptiveCoefficient:
         return self.value
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Change the coefficient by the step's metric `kl`. Without this metric it stays the same."""
-        if "kl" in metrics:
-            error = (metrics["kl"] - self.target) / self.target
+        """Change the coefficient by the step's metric `kl`. Without a finite one it stays the same."""
+        if math.isfinite(kl := metrics.get("kl", math.nan)):
+            error = (kl - self.target) / self.target
             self.value *= 1 + self.rate * max(-LARGEST_ERROR, min(LARGEST_ERROR, error))
 
     def state(self) -> dict[str, Any]:
@@ -90,9 +91,9 @@ class AdaptiveBonus:
         return self.value if self.active else 0.0
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Raise or lower η by one step, by the metric `entropy`. Without this metric it stays the same."""
-        if "entropy" in metrics:
-            self.active = metrics["entropy"] <= self.target
+        """Raise or lower η by one step, by the metric `entropy`. Without a finite one it stays the same."""
+        if math.isfinite(entropy := metrics.get("entropy", math.nan)):
+            self.active = entropy <= self.target
             moved = self.value + (self.step if self.active else -self.step)
             self.value = min(self.high, max(self.low, moved))
 
