@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from contexts import essay
 from toys import batch_of, rollout
 
 from outdo.algorithms.early_stopping import first_of
-from outdo.types import Batch, Update
+from outdo.algorithms.objectives import presets
+from outdo.algorithms.objectives.base import clip_measurements
+from outdo.types import Batch, TokenScores, Update
 
 
 def batch_with(advantages: Sequence[float], old: Sequence[float]) -> Batch:
@@ -79,6 +82,19 @@ def test_without_targets_the_clip_bounds_are_the_targets():
     wider = first_of(reached=1.0, clip_low=0.3, clip_high=0.4)
     assert wider(CLIP, passes([0.30, 0.40])) == ""
     assert wider(CLIP, passes([0.35, 0.35])) == "reached"
+
+
+def test_the_bounds_are_those_of_the_ratio_that_the_objective_bounds():
+    """With `bypass` it is that to the engine's probabilities, and at the level of the sequence that of the answer."""
+    engine = torch.log(torch.tensor([[1.0, 0.2], [1.0, 0.4]], dtype=torch.float64))
+    batch = batch_with([1.0, -1.0], [0.26, 0.3]).with_(rollout_logprobs=engine)
+    now = logprobs([0.26, 0.3]).nan_to_num(0.0)  # 1.3 and 0.75 times the engine's, and still π_old
+    scores = TokenScores(logprobs=now.requires_grad_())
+    for objective, reason in ((presets.grpo(beta=0.0), ""), (replace(presets.grpo(beta=0.0), bypass=True), "reached")):
+        (push,) = torch.autograd.grad(objective(scores, batch).policy, now)
+        tokens = {"logprobs": now.detach(), **clip_measurements(objective, scores, batch, push)}
+        assert first_of(reached=1.0)(batch, [Update(metrics={}, tokens=tokens)]) == reason
+        assert first_of(kl=1e-9)(batch, [Update(metrics={}, tokens=tokens)]) == ""  # from π_old
 
 
 @pytest.mark.parametrize(

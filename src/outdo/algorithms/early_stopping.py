@@ -41,8 +41,9 @@ def first_of(
     and the way is measured in probability (`attained` in `algorithms/progress.py`). With any other objective the bounds
     of its clip take the place of targets: a token is there when its ratio is at or beyond `1 + clip_high` or
     `1 - clip_low` (pass those of the objective), and the way is that of the clipped objective, from its value before
-    the first pass to its maximum (`clip_attained`). `tolerance` applies only to targets, `clip_low` and `clip_high`
-    only to a clip.
+    the first pass to its maximum (`clip_attained`). The ratio is the one that the objective bounds: with `bypass` from
+    the engine's log-probabilities, at the level of the sequence that of the whole answer. `tolerance` applies only to
+    targets, `clip_low` and `clip_high` only to a clip.
 
     Raises `ValueError` when none of the four is given, or for numbers out of their range.
     """
@@ -54,9 +55,11 @@ def first_of(
         if batch.old_logprobs is None:  # one pass of one optimiser step: π_old is its policy
             batch = batch.with_(old_logprobs=passes[0].tokens["logprobs"])
         logprobs = passes[-1].tokens["logprobs"]
-        if reached is not None and reached_share(batch, logprobs, **settings) >= reached:
+        if reached is not None and reached_share(_compared(batch, passes[-1]), logprobs, **settings) >= reached:
             return "reached"
-        way = [attained_share(batch, each.tokens["logprobs"], clip_low, clip_high) for each in passes[-2:]]
+        way = [
+            attained_share(_compared(batch, each), each.tokens["logprobs"], clip_low, clip_high) for each in passes[-2:]
+        ]
         if attained is not None and way[-1] >= attained:
             return "attained"
         if plateau is not None and len(way) > 1 and way[1] - way[0] < plateau:
@@ -64,6 +67,16 @@ def first_of(
         return "kl" if kl is not None and moved(batch, logprobs) > kl else ""
 
     return stop
+
+
+def _compared(batch: Batch, update: Update) -> Batch:
+    """Return the batch with π_old such that πθ / π_old of a pass is the ratio that its objective bounds.
+
+    Targets are set from π_old itself, and objectives without a ratio have no other.
+    """
+    if batch.targets is not None or "clip_log_ratio" not in update.tokens:
+        return batch
+    return batch.with_(old_logprobs=update.tokens["logprobs"] - update.tokens["clip_log_ratio"])
 
 
 def reached_share(
