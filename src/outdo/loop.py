@@ -84,8 +84,7 @@ def train(
                 if stop is not None and updates[-1].tokens:  # without tokens only the critic learned
                     reason = stop(batch, updates)
             models.refresh(index)  # π_ref ← πθ when an iteration ends
-            yield Step(
-                index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum"
-            )  # your body
+            # Here the body of your loop runs.
+            yield Step(index=index, sampled=sampled, batch=batch, updates=updates, stopped=reason or "maximum")
 
     return steps()

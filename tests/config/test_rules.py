@@ -81,6 +81,10 @@ VLLM = 'engine={name = "vllm", python = "python"}'
             ["train.advantage=max_rl", "train.kl_in_reward={name='k1', beta=0.1}"],
             "train.kl_in_reward: max_rl divides by the mean reward",
         ),
+        (
+            ["train.objective=gpg", "train.kl_in_reward={name='k1', beta=0.1}"],
+            "train.kl_in_reward: gpg counts groups of equal rewards, of which even the smallest KL leaves none",
+        ),
         (["rewards=nowhere.py:score"], "rewards: nowhere.py: no such file"),
         (["train.max_staleness=1"], "train.max_staleness = 1: needs an engine with a copy of the weights"),
         (
@@ -172,7 +176,7 @@ def test_options_that_work_get_no_note(overrides):
     assert conflicts(load(None, [*NEEDED, *overrides])) == ([], [])
 
 
-@pytest.mark.parametrize("advantage", ["group_standardised", "sign", "max_rl"])
+@pytest.mark.parametrize("advantage", ["group_standardised", "sign", "max_rl", "gpg"])
 def test_after_the_baseline_the_kl_is_not_scaled_up(advantage):
     penalty = "train.kl_in_reward={name='k1', beta=0.1, after_baseline=true}"
     _, notes = conflicts(load(None, [*NEEDED, f"train.advantage={advantage}", penalty]))

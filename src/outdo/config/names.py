@@ -141,6 +141,7 @@ INCOMPATIBLE_WITH_KL_IN_REWARD = {
     "pass_at_k": "compares rewards with 1, which no reward equals after the KL is subtracted",
     "rejection": "compares rewards with a threshold, which few rewards reach after the KL is subtracted",
     "distillation": "uses no reward",
+    "gpg": "counts groups of equal rewards, of which even the smallest KL leaves none; use after_baseline",
     "max_rl": "divides by the mean reward, and where no answer is right only the KL is left of it; use after_baseline",
 }
 """Advantages that do not work if the KL is subtracted from the reward, and why."""

@@ -129,7 +129,8 @@ def gpg(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, nonzero: bool =
 
     The factor compensates for those answers, which count in the mean and add no gradient. F_norm of the paper is 1.
     With `nonzero` the factor is verl's, B over the number of rewards that are not 0: a rare reward then weighs more,
-    also where every group is mixed.
+    also where every group is mixed. A KL in the rewards leaves no group of equal rewards, and no reward of 0: subtract
+    it afterwards (`baseline_first`).
     """
     same = group[:, None] == group  # [B, B]
     centred = group_centred(rewards, group)
