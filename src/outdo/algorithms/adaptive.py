@@ -45,7 +45,7 @@ class AdaptiveCoefficient:
         _positive(start=start, target=target, rate=rate)
         if rate * LARGEST_ERROR >= 1:
             raise ValueError(f"rate must be below {1 / LARGEST_ERROR:g}, not {rate}: a step could make beta negative")
-        self.value = start
+        self.value = float(start)
         self.target = target
         self.rate = rate
 
@@ -81,7 +81,7 @@ class AdaptiveBonus:
         _positive(target=target, step=step)
         if not isinstance(start, int | float) or not 0 <= low <= start <= high:
             raise ValueError(f"entropy_bonus: expected 0 <= low <= start <= high, not {low}, {start}, {high}")
-        self.value = start
+        self.value = float(start)
         self.target = target
         self.step = step
         self.low, self.high = low, high

@@ -6,7 +6,7 @@ after the first pass no token has moved. With minibatches each one is measured w
 optimiser steps on those before it.
 """
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 
 from jaxtyping import Float
@@ -106,7 +106,7 @@ def _check(rules: Mapping[str, float | None], settings: Mapping[str, float]) -> 
     given = {name: value for name, value in rules.items() if value is not None}
     wrong = [] if given else [f"give at least one of {', '.join(rules)}"]
     for name, value in (given | dict(settings)).items():
-        most, limit = (math.inf, "") if name in UNBOUNDED else (1.0, " and at most 1")
+        most, limit = (sys.float_info.max, "") if name in UNBOUNDED else (1.0, " and at most 1")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
             wrong.append(f"{name} must be a number above 0{limit}, not {value!r}")
     if wrong:

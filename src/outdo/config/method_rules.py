@@ -5,6 +5,7 @@ Each rule yields one sentence for each mistake in a recipe; `outdo.config.rules`
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from outdo.config.fields import WeightedReward
@@ -39,10 +40,19 @@ from outdo.rewards.options import reward_mistakes
 from outdo.utils.errors import UserError
 from outdo.utils.extras import missing_extra
 from outdo.utils.imports import Signature, signature_of
-from outdo.utils.options import ANYTHING, no_such_name, option_mistakes
+from outdo.utils.options import ANYTHING, TEXT, Check, is_number, no_such_name, option_mistakes
 from outdo.utils.text import counted
 
 Rule = Callable[[Recipe], Iterator[str]]
+
+CHECKS: Mapping[str, Check] = {
+    "path": TEXT,
+    "weights": (
+        lambda value: isinstance(value, Mapping) and all(is_number(each) and isfinite(each) for each in value.values()),
+        "a table of numbers",
+    ),
+}
+"""What options of built-in pieces have to be whose defaults do not say it."""
 
 
 # ------------------------------------------------------------------------------------------------- names and options
@@ -63,14 +73,27 @@ def objective_mistakes(piece: Piece, *, key: str = "train.objective") -> Iterato
     replaced = {name: value for name, value in piece.options.items() if name in replaceable}
     offered = replaced if piece.name in NOT_COMPOSED else replaceable
     yield from _check_piece(key, piece, OBJECTIVES, replaceable=offered)
-    if "batch_transform" in replaced and piece.name in ("clip_cov", "kl_cov"):
-        yield f"{key}.batch_transform: {piece.name} is defined by its own batch transform, which cannot be replaced"
+    yield from _batch_transform_mistakes(key, piece.name, replaced)
     if replaced and piece.name in NOT_COMPOSED:
         yield f"{key}.{next(iter(replaced))}: {piece.name} is not made of pieces that could be replaced"
         return
     for name, value in replaced.items():
         if name in COMPOSED_PIECES:
             yield from _check_replacement(f"{key}.{name}", name, value)
+
+
+def _batch_transform_mistakes(key: str, name: str, replaced: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong between the batch transform of an objective and its other pieces."""
+    if "batch_transform" in replaced and name in ("clip_cov", "kl_cov"):
+        yield f"{key}.batch_transform: {name} is defined by its own batch transform, which cannot be replaced"
+    marked = name == "kl_cov" or _name_of(replaced.get("batch_transform")) == "covariant"
+    if _name_of(replaced.get("surrogate")) == "kl_cov" and not marked:
+        yield f'{key}.surrogate: kl_cov needs batch_transform = "covariant", which marks its tokens'
+
+
+def _name_of(value: Any) -> Any:
+    """Return the name of a piece that is written as a name, or as a table."""
+    return value.get("name") if isinstance(value, Mapping) else value
 
 
 def _check_replacement(key: str, name: str, value: Any) -> Iterator[str]:
@@ -171,6 +194,7 @@ def _check_piece(
         defaults={**signature.defaults, **numbers},
     )
     checks = {name: ANYTHING for name in COMPOSED_PIECES if name in replaceable}
+    checks |= {name: check for name, check in CHECKS.items() if not is_own and name in signature.options}
     yield from option_mistakes(
         key, piece.name, piece.options, takes, own=is_own, checks=checks, tables=COEFFICIENTS, hint=listed_hint
     )

@@ -41,6 +41,9 @@ from outdo.utils.errors import ModelError
 from outdo.utils.sharded_tensors import is_sharded
 from outdo.utils.world import ALONE, World
 
+WIDEST = 2**20
+"""The largest hidden layer of a critic that reads the policy's hidden states."""
+
 
 class ValueForward(Forward):
     """The forward pass of a critic: the score of a token is V of the prefix before it."""
@@ -99,10 +102,7 @@ class Critic(MicroBatched):
         weight: Weight | None = None,
         world: World = ALONE,
     ) -> None:
-        if clip is not None and not clip > 0:
-            raise ValueError(f"the critic's clip must be above 0, or None, not {clip}")
-        if warmup < 0:
-            raise ValueError(f"the critic's warmup is a number of steps, not {warmup}")
+        check_critic(clip=clip, warmup=warmup)
         super().__init__(batch_sizes or BatchSizes())
         # The parts of a divided head stay where FSDP has put them.
         self.head = head if any(map(is_sharded, head.parameters())) else head.to(forward.device)
@@ -235,6 +235,20 @@ def _first_conversations(batch: Batch) -> Batch:
     return batch.with_(attention_mask=batch.attention_mask & before, previous=None)
 
 
+def check_critic(
+    *, lr: float = 1e-5, clip: float | None = 0.2, warmup: int = 0, hidden: int = 256, seed: int = 0
+) -> None:
+    """Raise `ValueError` for an option that no critic can have. It needs no model, so that a recipe can be checked."""
+    OptimiserSettings(lr=lr)
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip: expected a number above 0, or None, found {clip}")
+    if warmup < 0:
+        raise ValueError(f"warmup: expected a number of steps, found {warmup}")
+    if not 1 <= hidden <= WIDEST:
+        raise ValueError(f"hidden: expected a whole number from 1 to {WIDEST:,}, found {hidden:,}")
+    torch.Generator().manual_seed(seed)
+
+
 def own_model(
     policy: Policy,
     *,
@@ -292,6 +306,7 @@ def own_head(
     It needs almost no memory, and its gradient never reaches the policy. The network starts from `seed` with a last
     layer of 0, so every first value is 0.
     """
+    check_critic(lr=lr, hidden=hidden, seed=seed)
     forward = policy.forward.with_model(policy.model, plain_head=True)
     first, last = _linear(_width(forward), hidden, like=policy), _linear(hidden, 1, like=policy)
     start = torch.empty(first.weight.shape).normal_(generator=torch.Generator().manual_seed(seed))

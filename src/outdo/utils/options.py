@@ -17,6 +17,9 @@ Check = tuple[Callable[[Any], bool], str]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
+LARGEST = 10**18
+"""No option needs a larger number; torch refuses whole ones from 2^63 on, and larger ones overflow in float32."""
+
 SHOWN = 12
 """Options that a message names at most: the engine of vLLM has hundreds."""
 
@@ -100,7 +103,7 @@ def _value_mistakes(
         yield f"{place}: expected {check[1]}, found {value!r}"
     elif table is not None and isinstance(value, Mapping):
         yield from option_mistakes(place, place.rpartition(".")[2], value, signature_of(table))
-    elif check is None and (expected := _expected(value, default, own=own)):
+    elif check is None and (expected := _expected(value, default, own=own) or _possible(value, own=own)):
         yield f"{place}: expected {expected}, found {value!r}"
 
 
@@ -127,6 +130,15 @@ def _expected(value: Any, default: Any, *, own: bool) -> str | None:
             wrong = (_expected(each, plain, own=own) for each, plain in zip(value, default, strict=False))
             return next(filter(None, wrong), None)
     return None
+
+
+def _possible(value: Any, *, own: bool) -> str | None:
+    """Return what is expected in place of a number that no code of outdo can compute with; None for any other value."""
+    if own or not is_number(value):
+        return None
+    if math.isnan(value):
+        return "a number"
+    return None if abs(value) <= LARGEST or value in (math.inf, -math.inf) else f"a number of at most {LARGEST:.0e}"
 
 
 def _expected_number(value: Any, default: float, *, own: bool) -> str | None:

@@ -6,6 +6,7 @@ where they are set, and only on trained tokens; otherwise the reward of a rollou
 several conversations on that of each.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import SupportsFloat
@@ -91,8 +92,10 @@ def rejection(batch: Batch, *, threshold: float | None = None) -> Batch:
     With the plain log-likelihood as the objective this is fine-tuning on the model's own good answers: RAFT (arXiv
     2304.06767), the inner loop of STaR and ReST, and the baseline for all other methods.
 
-    Raises ValueError without `threshold` if it is not defined which answers are right.
+    Raises ValueError without `threshold` if it is not defined which answers are right, and for one that is not finite.
     """
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"rejection: threshold must be a finite number, not {threshold}")
     if threshold is not None:
         kept = rewards_of(batch) >= threshold - (1.0 - RIGHT)
     elif batch.right is not None:

@@ -42,7 +42,7 @@ class Clip:
             value: object = getattr(self, name)
             if not isinstance(value, int | float) or not value >= 0:
                 raise ValueError(f"{name} must be a number from 0, not {value!r}")
-        if self.dual is not None and self.dual <= 1:
+        if self.dual is not None and not self.dual > 1:
             raise ValueError(f"dual must be above 1, not {self.dual}: it caps the ratio where Â < 0")
 
     def __call__(

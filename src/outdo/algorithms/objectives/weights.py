@@ -4,6 +4,7 @@ add up to exactly the step. A weight takes the batch and returns [B, 1] or a num
 B is the number of answers that have a trained token, in all of the optimiser step.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -32,7 +33,7 @@ def token_mean(batch: Batch) -> float:
 
 def constant(*, length: int) -> Weight:
     """1 / (B · length): every token counts the same in every step (Dr. GRPO, arXiv 2503.20783)."""
-    if length < 1:
+    if not 1 <= length < math.inf:
         raise ValueError(f"length must be 1 or more, not {length}")
 
     def weight(batch: Batch) -> float:

@@ -48,7 +48,7 @@ from outdo.config.options import corrects_by_default
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.rules import optimiser_steps
 from outdo.models.adapter import adapter_config
-from outdo.models.critic import Critic
+from outdo.models.critic import Critic, check_critic
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.types import Batch, Stop
@@ -94,6 +94,7 @@ def piece_mistakes(recipe: Recipe) -> list[str]:
         stop_of,
         optimiser_of,
         adapter_of,
+        _check_critic,
     ):
         try:
             make(recipe)
@@ -244,6 +245,18 @@ def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
     options = {} if weight is None else {"weight": _override("weight", weight, known_values(recipe))}
     critic = Piece(name=critic.name, options={**critic.options, **options})
     return _within_range("train.critic", instantiate(critic, CRITICS), policy)
+
+
+def _check_critic(recipe: Recipe) -> None:
+    """Check the options of a built-in critic. Raises `UserError` for one out of its range."""
+    critic = recipe.critic
+    if critic is None or critic.name not in CRITICS:
+        return
+    options = dict(critic.options)
+    if (weight := options.pop("weight", None)) is not None:
+        _within_range("train.critic.weight", _override, "weight", weight, known_values(recipe))
+    options.pop("path", None)
+    _within_range("train.critic", functools.partial(check_critic, **options))
 
 
 def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str, Adaptive]:
