@@ -76,3 +76,69 @@ def test_a_verdict_comes_back_from_a_worker_process(tmp_path):
         assert [each.right for each in reward([answer("18"), answer("1")])] == [True, False]
     finally:
         reward.close()
+
+
+def gate(completion, answer):
+    """False from a check at the beginning, a number at the end."""
+    if "#" not in completion:
+        return False
+    return 1.0 if completion.rpartition("#")[2] == answer else 0.5
+
+
+def number(completion, answer):
+    return float(completion == f"#{answer}")
+
+
+def boolean(completion, answer):
+    return completion == f"#{answer}"
+
+
+def silent(completion, answer):
+    return None if "#" not in completion else completion == f"#{answer}"
+
+
+GATED, NEARLY, RIGHT = answer("?"), answer("#17"), answer("#18")
+
+
+@pytest.mark.parametrize("load", [lambda each: each, lambda each: [each]])
+@pytest.mark.parametrize("function", [gate, boolean])
+def test_a_function_that_returns_true_or_false_gives_a_verdict_by_its_numbers_too(load, function):
+    """Whatever the order of the answers of a call, and from the first True or False on, whatever comes later."""
+    for asked in ([GATED, NEARLY, RIGHT], [RIGHT, NEARLY, GATED]):
+        reward = load_reward(load(function))
+        assert [each.right for each in reward(asked)] == [each == RIGHT for each in asked]
+        assert [each.right for each in reward([RIGHT, NEARLY])] == [True, False]
+
+
+@pytest.mark.parametrize("load", [lambda each: each, lambda each: [each]])
+def test_a_function_that_has_returned_only_numbers_gives_no_verdict(load):
+    reward = load_reward(load(gate))
+    assert [each.right for each in reward([RIGHT, NEARLY])] == [None, None]
+    assert [each.right for each in load_reward(load(number))([RIGHT, NEARLY, GATED])] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "later", "verdicts"),
+    [
+        (gate, [GATED], [RIGHT, NEARLY], [True, False]),
+        (gate, [NEARLY], [RIGHT, GATED], [None, None]),  # the same in every step, and after a resume
+        (boolean, [GATED], [RIGHT], [True]),
+        (number, [GATED], [RIGHT], [None]),
+        (silent, [GATED], [RIGHT, GATED], [True, None]),  # nothing was learnt from None
+    ],
+)
+def test_the_answers_that_a_run_tries_first_decide_for_all_of_its_steps(function, first, later, verdicts):
+    reward = load_reward([function])
+    reward.tried_first = first
+    assert [each.right for each in reward(later)] == verdicts
+    assert [each.right for each in reward(later[:1])] == verdicts[:1]
+
+
+def test_the_reason_names_numbers_where_a_function_returns_both():
+    reward = load_reward([gate])
+    reward([GATED])
+    assert reward.right_reason == "an answer is right if gate returns True (the only reward that can tell)"
+    reward([NEARLY])
+    assert reward.right_reason == (
+        "an answer is right if gate returns True, or a number of 1 or more (the only reward that can tell)"
+    )

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 
 from outdo.rewards.in_process import RewardLike, as_reward
-from outdo.rewards.right import right_rule
+from outdo.rewards.right import Verdicts, right_rule
 from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, to_output
 from outdo.utils.errors import UserError
 from outdo.utils.reward_names import unique_names
@@ -37,10 +37,31 @@ class WeightedSum:
         if not weighted or mistakes:
             raise UserError(mistakes or ["a combination needs at least one reward"])
         self.right_rule = right_rule(self.names, right)
+        self.verdicts = Verdicts(self.right_rule)
+        self._deciding = None if self.right_rule.reward is None else self.names.index(self.right_rule.reward)
+        self.tried_first: Sequence[RewardInput] = ()
+        """Answers that are scored before all others, if it has to be found out whether there are verdicts."""
+
+    @property
+    def gives_verdicts(self) -> bool:
+        """Whether it is defined which answers are right, as far as the rewards have shown it."""
+        return bool(self.verdicts.given)
+
+    @property
+    def right_reason(self) -> str:
+        """One sentence for the user: which answers are right."""
+        part = None if self._deciding is None else getattr(self.rewards[self._deciding], "verdicts", None)
+        self.verdicts.has_numbers |= isinstance(part, Verdicts) and part.has_numbers
+        return self.verdicts.reason
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion by every reward."""
+        if self._deciding is not None and self.verdicts.given is None and self.tried_first:
+            self.verdicts.note(self.rewards[self._deciding](self.tried_first))
+            self.verdicts.decide()
         by_reward = [reward(inputs) for reward in self.rewards]
+        if self._deciding is not None:
+            self.verdicts.note(by_reward[self._deciding])
         return [self._sum(outputs) for outputs in zip(*by_reward, strict=True)]
 
     def asking(self, rewards: Sequence[Reward]) -> "WeightedSum":
@@ -76,7 +97,7 @@ class WeightedSum:
             if output.status is Status.ok and (weight or not trained)
         ]
         total = to_output(float(sum(weighted)) if weighted else None, self.name)
-        right = next((self.right_rule.of(output) for name, output in named if name == self.right_rule.reward), None)
+        right = None if self._deciding is None else self.verdicts.of(outputs[self._deciding])
         return RewardOutput(value=total.value, status=total.status, parts=parts, reason=total.reason, right=right)
 
 

@@ -5,6 +5,7 @@ from threading import Lock
 from typing import Any, cast
 
 from outdo.rewards.failures import output_of_error
+from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.signatures import score_all, wrap_function
 from outdo.rewards.types import Reward, RewardInput, RewardOutput
 from outdo.utils.errors import UserError
@@ -29,12 +30,14 @@ class InProcessReward:
         self.name = name or metric_name(function)
         self.source = "" if name else str(getattr(function, "__module__", "")).rpartition(".")[2]
         self._function = wrap_function(function, self.name, options=options)
+        self.verdicts = verdicts_of_function(self.name)
         self._lock = Lock()
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. A batch on which the function raises is repeated one completion at a time."""
         with self._lock:
-            return score_all([self._call], inputs, self.name, in_one_call=self._function.scores_batches)
+            outputs = score_all([self._call], inputs, self.name, in_one_call=self._function.scores_batches)
+        return self.verdicts.settled(outputs)
 
     def close(self) -> None:
         """Stop the event loop if the function is asynchronous."""

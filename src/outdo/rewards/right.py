@@ -4,13 +4,15 @@ The first of these that applies:
 
 1. the reward that `eval.right` names: an answer is right if that reward returned True, or a number of 1 or more;
 2. the only matcher among the rewards (`MATCHERS`, `BY_TASK`), if there is exactly one: also right from 1 on;
-3. the only reward beside `NO_VERDICT`, if it returns True or False: a number is no verdict.
+3. the only reward beside `NO_VERDICT`, if it returns True or False: right are True and, from such a function, a number
+   of 1 or more (`Verdicts`). Numbers alone are no verdict.
 
-Otherwise right is not defined. The weights of the rewards play no part.
+Otherwise right is not defined. The weights of the rewards play no part. An answer for which the reward that decides
+returned nothing has no verdict: it is neither right nor wrong.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outdo.rewards.types import RewardOutput, Status
 from outdo.utils.errors import UserError, did_you_mean
@@ -25,6 +27,8 @@ BY_TASK = frozenset({"reasoning_gym"})
 NO_VERDICT = frozenset({"format", "overlong", "judge", "reward_model"})
 """The built-in rewards that do not tell whether an answer is right."""
 
+ONLY_ONE = "(the only reward that can tell)"
+
 UNDEFINED = "right is not defined: mean rewards are shown instead"
 
 
@@ -34,13 +38,56 @@ class RightRule:
 
     reward: str | None  # its name; None: right is not defined
     reason: str  # one sentence for the user
-    by_value: bool = False  # whether a number of 1 or more is a verdict too
+    by_value: bool = False  # whether a number of 1 or more is a verdict from the beginning
+
+
+class Verdicts:
+    """The verdicts of one reward function, as far as it gives any.
+
+    By the third rule a function has to show that it does: by returning True or False. One function may do both, as
+    where a check at its beginning returns False and its end returns a number. So from its first True or False on, a
+    number is a verdict too: right from 1 on. Otherwise only its wrong answers would have a verdict. The order of the
+    answers of one call does not matter.
+
+    A run does not wait for the first True or False, which would come at another step after a resume: it looks at the
+    answers that it always tries first, and decides (`decide`).
+    """
+
+    def __init__(self, rule: RightRule) -> None:
+        self.rule = rule
+        self.given: bool | None = False if rule.reward is None else True if rule.by_value else None
+        """Whether the function gives verdicts; None: not known yet."""
+        self.has_numbers = False  # whether it has returned a number
+
+    @property
+    def reason(self) -> str:
+        """One sentence for the user: which answers are right."""
+        if self.given and self.has_numbers and not self.rule.by_value:
+            return f"an answer is right if {self.rule.reward} returns True, or a number of 1 or more {ONLY_ONE}"
+        return self.rule.reason
+
+    def decide(self) -> None:
+        """Decide by the outputs so far: a function that has returned numbers alone gives no verdict from now on."""
+        if self.given is None and self.has_numbers:
+            self.given = False
+
+    def note(self, outputs: Sequence[RewardOutput]) -> None:
+        """Look at outputs of the function before they are asked for their verdicts."""
+        kinds = {output.right is None for output in outputs if output.status is Status.ok}
+        self.has_numbers = self.has_numbers or True in kinds
+        if self.given is None and False in kinds:
+            self.given = True
 
     def of(self, output: RewardOutput) -> bool | None:
-        """Return the verdict of the deciding reward's output; None if it gave none."""
-        if output.status is not Status.ok:
+        """Return the verdict of an output; None if it is none."""
+        if output.status is not Status.ok or not self.given:
             return None
-        return output.value >= RIGHT if self.by_value else output.right
+        return output.value >= RIGHT if self.rule.by_value or output.right is None else output.right
+
+    def settled(self, outputs: Sequence[RewardOutput]) -> list[RewardOutput]:
+        """Return the outputs of one call with their verdicts."""
+        self.note(outputs)
+        return [replace(output, right=self.of(output)) for output in outputs]
 
 
 def right_rule(names: Sequence[str], chosen: str | None = None) -> RightRule:
@@ -64,4 +111,9 @@ def right_rule(names: Sequence[str], chosen: str | None = None) -> RightRule:
     if not candidates:
         return RightRule(None, f"{UNDEFINED}; add a reward that compares answers, with weight 0 to only watch it")
     name = candidates[0]
-    return RightRule(name, f"an answer is right if {name} returns True (the only reward that can tell)")
+    return RightRule(name, f"an answer is right if {name} returns True {ONLY_ONE}")
+
+
+def verdicts_of_function(name: str) -> Verdicts:
+    """Return the verdicts of a function that is called alone: those of True and False."""
+    return Verdicts(RightRule(name, f"an answer is right if {name} returns True"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.options import SignatureKind
+from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.signatures import score_all
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.rewards.worker_output import WorkerOutput
@@ -65,6 +66,7 @@ class WorkerReward:
         self.sandbox = sandbox
         self.name, self.source = (name, "") if name else names_of(spec)
         _check_options(options, self.name)
+        self.verdicts = verdicts_of_function(self.name)
         self._lock = Lock()
         self._output = WorkerOutput(self.name, secrets)
         first = _Worker(spec, self.name, options, limits, self._output)
@@ -94,7 +96,7 @@ class WorkerReward:
             for worker in self._workers:
                 worker.begin()
             try:
-                return score_all(
+                outputs = score_all(
                     [worker.call for worker in self._workers],
                     inputs,
                     self.name,
@@ -105,6 +107,7 @@ class WorkerReward:
             except BaseException:
                 self.close()
                 raise
+        return self.verdicts.settled(outputs)
 
     @property
     def progress(self) -> int:

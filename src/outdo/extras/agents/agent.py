@@ -31,6 +31,7 @@ from outdo.extras.episodes.template import Template
 from outdo.models.prompt_encoding import Tool
 from outdo.rewards.environment import NAME
 from outdo.rewards.in_process import RewardLike, as_reward
+from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.types import FailureCount, RewardOutput, Status, output_without_value
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.capabilities import end_episodes
@@ -102,6 +103,7 @@ class Agent:
     ) -> None:
         self.run = run
         self.reward = None if reward is None else as_reward(reward)
+        self.verdicts = verdicts_of_function(NAME)
         self.at_once = at_once
         self.timeout = timeout
         self.limits = SessionLimits(
@@ -136,6 +138,7 @@ class Agent:
             conversations,
             engine.tokenizer,
             self.reward,
+            self.verdicts,
             failures=failures or FailureCount(),
             max_failed=self.max_failed,
             step_timeout=self.step_timeout,

@@ -1,7 +1,7 @@
 """An episode while it runs: its tokens, which of them the policy sampled, and its rewards."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +11,7 @@ from outdo.models.completion_text import rendered_text
 from outdo.models.prompt_encoding import Message
 from outdo.rewards.environment import NAME
 from outdo.rewards.failures import output_of_error
+from outdo.rewards.right import Verdicts
 from outdo.rewards.types import (
     FailureCount,
     Reward,
@@ -45,7 +46,7 @@ class Conversation:
     rewards: dict[int, float] = field(default_factory=dict)  # of turns, by the place of their last token
     final_reward: float | None = None
     group_reward: float | None = None  # by comparison with the other episodes of its group
-    right: bool | None = None  # the verdict of the environment, if it gave one
+    given: list[RewardOutput] = field(default_factory=list)  # every reward of the environment, in their order
     messages: list[Message] = field(default_factory=list)
     turns: int = 0
     last_turn: Completion
@@ -89,24 +90,38 @@ class Conversation:
         self.finish_reason = self.finish_reason or FinishReason.error
 
     def checked_reward(self, reward: object) -> float:
-        """Return a reward of the environment; True and False also say whether the episode is right.
+        """Return a reward of the environment, and keep it for the verdict (`verdict`).
 
         Raises `ValueError` if it is not a finite number.
         """
         output = to_output(reward, NAME)
         if output.status is not Status.ok:
             raise ValueError(output.reason or "a reward of the environment is no number")
-        self.right = self.right if output.right is None else output.right
+        self.given.append(output)
         return output.value
 
-    def add_rewards(self, output: RewardOutput) -> RewardOutput:
-        """Add the rewards of the environment to that of the recipe; they are its part `environment`."""
+    def verdict(self, verdicts: Verdicts) -> bool | None:
+        """Return whether the environment finds the episode right: by its last True or False, or else its last reward.
+
+        An environment that gives verdicts and no reward to this episode finds it wrong. None where it gives none.
+        """
+        told = [output for output in self.given if output.right is not None]
+        last = [*(told or self.given)][-1:]
+        return verdicts.of(last[0] if last else NO_REWARD)
+
+    def add_rewards(self, output: RewardOutput, verdicts: Verdicts) -> RewardOutput:
+        """Add the rewards of the environment to that of the recipe; they are its part `environment`.
+
+        Where the recipe's rewards give no verdict, the environment's counts.
+        """
+        if output.status.is_failure:
+            return output
+        right = self.verdict(verdicts) if output.right is None else output.right
         further = [reward for reward in (self.final_reward, self.group_reward) if reward is not None]
         given = [*self.rewards.values(), *further]
-        if not given or output.status.is_failure:
-            return output
+        if not given:
+            return replace(output, right=right)
         total = to_output(output.value + sum(given), NAME)
-        right = self.right if output.right is None else output.right
         return replace(total, parts={**output.parts, NAME: sum(given)}, right=right)
 
     def rollout(self, output: RewardOutput, temperature: float) -> Rollout:
@@ -181,12 +196,15 @@ def score_conversations(
     conversations: Sequence[Conversation],
     tokenizer: PreTrainedTokenizerBase,
     reward: Reward | None,
+    verdicts: Verdicts,
     *,
     failures: FailureCount,
     max_failed: float,
     step_timeout: float,
 ) -> list[RewardOutput]:
     """Return the reward of each episode, or the verdict on an environment that failed.
+
+    `verdicts` are those that the environment has given so far.
 
     Raises `RewardError` if more than the share `max_failed` of the episodes of the step has failed.
     """
@@ -207,9 +225,17 @@ def score_conversations(
     with span("reward"), failures.within(step_timeout):
         of_recipe = reward([inputs[place] for place in scored]) if reward and scored else None
     given = dict(zip(scored, of_recipe or [NO_REWARD] * len(scored), strict=True))
-    outputs = [each.failure or each.add_rewards(given[place]) for place, each in enumerate(conversations)]
+    outputs = _with_rewards_of_environment(conversations, given, verdicts)
     failures.check(outputs, inputs, max_failed)
     return outputs
+
+
+def _with_rewards_of_environment(
+    conversations: Sequence[Conversation], given: Mapping[int, RewardOutput], verdicts: Verdicts
+) -> list[RewardOutput]:
+    """Add the rewards of the environment to those of the recipe, which are `given` by the place of the episode."""
+    verdicts.note([output for each in conversations for output in each.given])
+    return [each.failure or each.add_rewards(given[place], verdicts) for place, each in enumerate(conversations)]
 
 
 NO_REWARD = RewardOutput(value=0.0, status=Status.ok, parts={})

@@ -20,7 +20,9 @@ from outdo.extras.episodes.episode import Player, Reply, as_exception
 from outdo.extras.episodes.template import Parsed, Template
 from outdo.models.completion_text import completion_text
 from outdo.models.prompt_encoding import Message
+from outdo.rewards.environment import NAME
 from outdo.rewards.in_process import RewardLike, as_reward
+from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.capabilities import end_episodes
@@ -64,6 +66,7 @@ class Dialogue:
         self.make = make
         self.template = template
         self.reward = None if reward is None else as_reward(reward)
+        self.verdicts = verdicts_of_function(NAME)
         self.turns = turns
         self.turn_tokens = turn_tokens
         self.context = context
@@ -89,6 +92,7 @@ class Dialogue:
             conversations,
             engine.tokenizer,
             self.reward,
+            self.verdicts,
             failures=failures or FailureCount(),
             max_failed=self.max_failed,
             step_timeout=self.step_timeout,

@@ -59,6 +59,7 @@ from outdo.run.build.rewards import rewards_of, start_placed
 from outdo.run.build.rollouts import open_engine_of_run, open_rollouts
 from outdo.run.check import cost
 from outdo.run.check.fallbacks import fallback_warnings
+from outdo.run.check.reward_trials import tried_first
 from outdo.run.display import Display
 from outdo.run.folder.provenance import code_hashes, folder_hash, saved_revisions, variable_hashes, versions
 from outdo.run.watchers import Watcher
@@ -150,7 +151,7 @@ def build_run(
     facts = _with_files(facts if facts and model is None else inspect_folder(model or recipe.model), display)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts, world)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
-    reward, online_reward_models = rewards_of(recipe, folder, world)
+    reward, online_reward_models = rewards_of(recipe, folder, world, tried_first=tried_first(questions.train))
     weights = dict(zip(reward.names, reward.weights, strict=True))
     advantage = advantage_of(recipe, penalty, weights)
     requires = requirements_of(objective, advantage)

@@ -1,5 +1,6 @@
 """Build the rewards of a recipe: functions, and reward models that several replicas may hold in parts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from outdo.config.fields import WeightedReward
@@ -11,16 +12,18 @@ from outdo.rewards.context import RewardContext
 from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.loading import open_reward
 from outdo.rewards.once import RewardOnce, is_divided
-from outdo.rewards.types import Reward
+from outdo.rewards.types import Reward, RewardInput
 from outdo.utils.extras import load_extra
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.world import ALONE, World
 
 
-def rewards_of(recipe: Recipe, folder: Path | None, world: World) -> tuple[WeightedSum, list[LearningReward]]:
+def rewards_of(
+    recipe: Recipe, folder: Path | None, world: World, *, tried_first: Sequence[RewardInput] = ()
+) -> tuple[WeightedSum, list[LearningReward]]:
     """Return the weighted sum of the recipe's rewards, reward models last, and those of them that keep learning.
 
-    In `folder`, that of the run, a reward keeps what a resumed run needs.
+    In `folder`, that of the run, a reward keeps what a resumed run needs. For `tried_first` see `WeightedSum`.
     """
     together = ALONE if recipe.train.max_staleness else world  # a thread of the first replica asks them alone
     limits = WorkerLimits(**recipe.reward_limits.of_workers)
@@ -28,6 +31,7 @@ def rewards_of(recipe: Recipe, folder: Path | None, world: World) -> tuple[Weigh
     pieces = sorted(recipe.rewards, key=lambda piece: piece.name == REWARD_MODEL)
     rewards = [(_opened(recipe, piece, context), piece.weight) for piece in pieces]
     total = WeightedSum(rewards, right=recipe.eval.right)
+    total.tried_first = tried_first
     learning = [reward for reward in total.rewards if isinstance(reward, LearningReward)]
     for reward in learning if len(world) > 1 else ():
         reward.labels = RewardOnce(reward.labels, world)

@@ -89,6 +89,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
     rule, errors = _right_rule(reward, recipe)
     try:
         trials = _first_trials(reward, questions, reference=answered) if questions else []
+        reward.verdicts.decide()  # as the run does
         errors += _failures(trials, questions)
         warnings = [*_not_preferred(trials)]
         if not errors:
@@ -96,7 +97,7 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
             warnings += _try_references(reward, tried, trials, max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
-    notes = [*([] if rule is None else [_right_note(rule, trials)]), *map(_sandbox_note, sandboxes(reward))]
+    notes = [*([] if rule is None else [_right_note(rule, reward)]), *map(_sandbox_note, sandboxes(reward))]
     return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
 
 
@@ -137,14 +138,26 @@ def _first_trials(reward: Reward, questions: Sequence[Question], *, reference: b
 
     With `reference`, references are answers: that of the first question is tried, and another one is the wrong answer.
     """
-    question = questions[0]
-    completions = {"reference": written_out(question.answer)} if reference and question.answer is not None else {}
-    completions |= {"empty": "", "wrong": _wrong_answer(questions, 0) if reference else UNKNOWN}
-    scored = reward([reward_input(question, text) for text in completions.values()])
+    completions = _first_completions(questions, reference=reference)
+    scored = reward([reward_input(questions[0], text) for text in completions.values()])
     return [
         Trial(kind=kind, completion=text, scored=each)
         for (kind, text), each in zip(completions.items(), scored, strict=True)
     ]
+
+
+def _first_completions(questions: Sequence[Question], *, reference: bool) -> dict[str, str]:
+    answer = questions[0].answer
+    completions = {"reference": written_out(answer)} if reference and answer is not None else {}
+    return completions | {"empty": "", "wrong": _wrong_answer(questions, 0) if reference else UNKNOWN}
+
+
+def tried_first(questions: Sequence[Question]) -> list[RewardInput]:
+    """Return the answers by which a run finds out whether its reward gives verdicts (`WeightedSum.tried_first`)."""
+    if not questions:
+        return []
+    completions = _first_completions(questions, reference=True)
+    return [reward_input(questions[0], text) for text in completions.values()]
 
 
 def _wrong_answer(questions: Sequence[Question], index: int) -> str:
@@ -187,11 +200,12 @@ def _without_number(trials: Sequence[Trial]) -> Iterator[str]:
             yield f"rewards: {name} returned None for each answer to the first question that was tried; {NOT_TRAINED}"
 
 
-def _right_note(rule: RightRule, trials: Sequence[Trial]) -> str:
+def _right_note(rule: RightRule, reward: WeightedSum) -> str:
     """Return which answers count as right. A reward of numbers shows only when it is called."""
-    scored = [trial.scored for trial in trials if trial.scored.status is Status.ok]
-    if rule.reward is None or rule.by_value or not scored or any(output.right is not None for output in scored):
+    if rule.reward is None or rule.by_value:
         return rule.reason
+    if reward.verdicts.given is not False:
+        return reward.right_reason
     return f'{UNDEFINED}; {rule.reward} returns numbers: set eval.right = "{rule.reward}" if 1 means right'
 
 
