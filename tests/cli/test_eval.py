@@ -13,7 +13,8 @@ from command_cases import SMALL, chain_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outdo.run.evaluation.evaluation import Evaluation, compare_paired, interval, pass_at_k
+from outdo.run.evaluation.evaluation import Evaluation, compare_paired, pass_at_k
+from outdo.run.evaluation.intervals import interval
 from outdo.types import FinishReason, Group, Prompt, Rollout
 
 
@@ -67,8 +68,8 @@ def test_with_one_answer_each_the_interval_is_wilsons(right, of, low, high):
 
 
 def test_several_answers_to_few_questions_are_not_as_sure_as_many_questions():
-    clustered = interval([1.0, 1.0, 0.0, 0.0])  # four answers each, that agree
-    agreeing = interval([0.5, 0.5, 0.25, 0.75])
+    clustered = interval([1.0, 1.0, 0.0, 0.0], answers=16)  # four answers each, that agree
+    agreeing = interval([0.5, 0.5, 0.25, 0.75], answers=16)
     many = interval([1.0, 0.0] * 8)
     assert clustered[1] - clustered[0] > many[1] - many[0]
     assert agreeing[1] - agreeing[0] < clustered[1] - clustered[0]
@@ -99,8 +100,8 @@ def test_a_paired_comparison_by_hand():
     second = Evaluation(groups=[group(each) for each in "7779"], k=1)
     found = compare_paired(first, second)
     assert (found.by, found.better, found.worse, found.difference) == ("right", 2, 1, 0.25)
-    spread = 1.959964 * math.sqrt((2 * 0.75**2 + 0.25**2 + 1.25**2) / 3 / 4)  # differences 0, 1, 1, -1
-    assert found.ci95 == pytest.approx((0.25 - spread, 0.25 + spread))
+    spread = 3.182446 * math.sqrt((3 + 1) / 6 - (1 / 6) ** 2) / math.sqrt(6)  # differences 0, 1, 1, -1 and two more
+    assert found.ci95 == pytest.approx((max(-1, 1 / 6 - spread), min(1, 1 / 6 + spread)))
     assert found.p == 1.0  # 2 of 3 or more extreme, twice: 8/8
     assert compare_paired(first, first).p == 1.0
     failed = replace(first.groups[0].rollouts[0], status="failed", right=None)
@@ -112,7 +113,7 @@ def test_eval_counts_what_is_right(outdo, seven, ten):
     done = outdo("eval", seven, "--data", ten, "--json")
     told = json.loads(done.out)
     assert told.pop("ci95") == pytest.approx([0.4901625, 0.9433178], abs=1e-6)
-    assert told.pop("reward_ci95") == pytest.approx([0.8 - 1.959964 * 0.4 / 3, 0.8 + 1.959964 * 0.4 / 3])
+    assert told.pop("reward_ci95") == pytest.approx([0.4901625, 0.9433178], abs=1e-6)  # rewards of 0 and 1 are shares
     right = dict.fromkeys(("pass@1", "maj@1", "reward"), 0.8)
     assert told == pytest.approx({**right, "mean_length": 2.0, "truncated": 0.0, "unscored": 0, "n": 10, "k": 1})
 

@@ -10,6 +10,7 @@ from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment
 from outdo.run.evaluation.held_out_completions import HeldOutCompletion
+from outdo.run.evaluation.intervals import difference_interval, interval, mean_interval
 from outdo.run.metrics.across_questions import distinct_words
 from outdo.types import Group, Prompt, Rollout
 from outdo.utils.outcome import mcnemar
@@ -49,6 +50,14 @@ class Evaluation:
         return [math.fsum(rewards) / len(rewards) for rewards in scored if rewards]
 
     @property
+    def reward_ci95(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the mean of `question_rewards`; of rewards that are all 0 or 1 as `ci95`."""
+        rewards = [each.reward for group in self.groups for each in group.rollouts if each.scored]
+        if set(rewards) <= {0.0, 1.0}:
+            return interval(self.question_rewards, len(rewards))
+        return mean_interval(self.question_rewards)
+
+    @property
     def reward_parts(self) -> dict[str, float]:
         """The mean of each reward before its weight, over the answers that it gave a value."""
         values: defaultdict[str, list[float]] = defaultdict(list)
@@ -69,7 +78,7 @@ class Evaluation:
             low, high = self.ci95
             numbers |= {kind: self.accuracy, f"{kind}_low": low, f"{kind}_high": high}
         if rewards := self.question_rewards:
-            low, high = mean_interval(rewards)
+            low, high = self.reward_ci95
             mean = math.fsum(rewards) / len(rewards)
             numbers |= {f"{kind}_reward": mean, f"{kind}_reward_low": low, f"{kind}_reward_high": high}
         parts = self.reward_parts
@@ -105,7 +114,7 @@ class Evaluation:
     @property
     def ci95(self) -> tuple[float, float]:
         """The 95 % confidence interval of `accuracy`; the questions are the sample."""
-        return interval([count / self.k for count in self.right])
+        return interval([count / self.k for count in self.right], self.k * len(self.groups))
 
     def summary(self) -> dict[str, float | int | list[float]]:
         """Return the numbers that `outdo eval --json` prints."""
@@ -135,7 +144,7 @@ class Evaluation:
         rewards, parts = self.question_rewards, self.reward_parts
         if not rewards:
             return {}
-        summary = {"reward": math.fsum(rewards) / len(rewards), "reward_ci95": list(mean_interval(rewards))}
+        summary = {"reward": math.fsum(rewards) / len(rewards), "reward_ci95": list(self.reward_ci95)}
         return summary | ({f"rewards/{name}/mean": value for name, value in parts.items()} if len(parts) > 1 else {})
 
     def _majority_summary(self) -> dict[str, float]:
@@ -182,34 +191,6 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
-def interval(shares: Sequence[float]) -> tuple[float, float]:
-    """Compute the 95 % confidence interval of the mean of n shares in [0, 1], one per question.
-
-    It is Wilson's interval, where n is the number of questions times the ratio of a coin's variance to that of the
-    shares: questions are independent of each other, the answers to one question are not. With one answer per question
-    this is Wilson's interval itself.
-    """
-    n, mean = len(shares), math.fsum(shares) / len(shares)
-    coin = mean * (1 - mean)
-    variance = math.fsum((share - mean) ** 2 for share in shares) / n
-    n = n * coin / variance if variance > 0 and coin > 0 else n
-    z = 1.959964
-    centre, spread = mean + z * z / (2 * n), z * math.sqrt(coin / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Compute the 95 % confidence interval of a mean of n independent values: mean ± 1.96 · σ / √n, σ with n - 1.
-
-    It is approximate for few values, and without width for a single one.
-    """
-    n, mean = len(values), math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / max(1, n - 1)
-    half = 1.959964 * math.sqrt(variance / n)
-    return mean - half, mean + half
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedComparison:
     """How the answers of a second model differ from those of a first one to the same questions."""
@@ -250,7 +231,7 @@ def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison | 
     return PairedComparison(
         by=by,
         difference=_mean(differences),
-        ci95=mean_interval(differences),
+        ci95=difference_interval(differences, first.k) if by == "right" else mean_interval(differences),
         better=better,
         worse=worse,
         p=mcnemar(better, worse),
