@@ -32,6 +32,7 @@ def right(prompt, completion):
 '''
 """The held-out set `late` has one question, and each evaluation asks for one greedy answer to it."""
 
+TWO_REWARDS = 'rewards=["evaluated.py:right", "score.py:score"]'
 SETS = 'data.eval_path={early="held_out.jsonl",late=["late.jsonl"]}'
 HOW = ("steps=12", "eval.every=2", "eval.samples=0", "rewards=evaluated.py:right", "eval.right=right", SETS)
 
@@ -122,6 +123,10 @@ def test_a_killed_run_counts_the_evaluations_before_the_kill(sets):
     [
         (["eval.best=late/greedy"], "no held-out set is called late; data.eval_path names no set"),
         ([SETS, "eval.best=lat/greedy"], "no held-out set is called lat; the sets are early, late"),
+        (
+            [TWO_REWARDS, "eval.best=greedy_rewards/scroe/mean"],
+            "part of the reward is called scroe; did you mean score?",
+        ),
         (["eval.best=accuracy"], "expected greedy, sampled"),
         (['eval.best={name="greedy",patience=2}', "eval.every=0"], "patience = 2: needs evaluations during the run"),
         (["eval.best.patience=0"], "eval.best.patience: expected 1 or more"),
@@ -141,7 +146,10 @@ def test_what_cannot_work_is_refused(sets, settings, told, monkeypatch):
     assert told in "\n".join(errors)
 
 
-def test_a_number_that_the_evaluation_does_not_have_is_refused_before_the_first_step(sets):
-    told = outdo_(sets, "train", "recipe.toml", "run=./run", *HOW, "eval.best=greedy_rewards/style/mean", status=2)
-    assert 'eval.best = "greedy_rewards/style/mean": the evaluation has no such number; it has greedy, ' in told
-    assert steps_done(sets / "run") == 0
+def test_a_part_that_the_reward_does_not_have_is_refused_also_on_resume(sets):
+    outdo_(sets, "train", "recipe.toml", "run=./run", *HOW, "steps=1")
+    best = "eval.best=greedy_rewards/style/mean"
+    for command in (["train", "recipe.toml", "run=./other", *HOW, best], ["resume", "run", "steps=2", best]):
+        told = outdo_(sets, *command, status=2)
+        assert "the reward has one part, whose mean is greedy_reward or sampled_reward" in told
+    assert steps_done(sets / "run") == 1

@@ -17,7 +17,7 @@ from outdo.run.display import Display
 from outdo.run.folder.begin import holds_run
 from outdo.run.progress_bar import importing
 from outdo.utils.errors import UserError
-from outdo.utils.run_names import run_folder
+from outdo.utils.run_names import folder_name, run_folder
 from outdo.utils.world import ALONE, World
 
 
@@ -53,7 +53,7 @@ def run_train(
     given = recipe_of(settings, begins=not (dry_run or resume))
     if mistakes := _mistakes(given, dry_run=dry_run, profile=profile, resume=resume, restarts=restarts):
         raise UserError(mistakes)
-    name = given.run or free_run_name(Path(given.model).name)
+    name = given.run or free_run_name(folder_name(given.model))
     folder = run_folder(name)
     goes_on = resume and holds_run(folder)
     recipe = given if dry_run else with_replicas(given, load_saved(folder) if goes_on else None)

@@ -24,6 +24,7 @@ from outdo.config.method_rules import Rule
 from outdo.config.names import (
     ALGORITHMS,
     CRITICS,
+    ENVIRONMENT_REWARD,
     NEEDS_RIGHT,
     OBJECTIVES,
     ON_WHOLE_WEIGHTS,
@@ -33,13 +34,14 @@ from outdo.config.names import (
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
 from outdo.rewards.right import right_rule
+from outdo.utils.errors import did_you_mean
 from outdo.utils.extras import load_extra, missing_extra
 from outdo.utils.machine import cores, main_memory
-from outdo.utils.reward_names import REWARD_MODEL
+from outdo.utils.reward_names import REWARD_MODEL, name_and_source, unique_names
 from outdo.utils.secrets import find_secrets
 from outdo.utils.text import counted
 
-_BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/.+/mean)?")
+_BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_rewards/(?P<part>.+)/mean)?")
 """The numbers of an evaluation that can decide which one is the best."""
 
 _FIELD = re.compile(r"(?<![\w\\{}])\{[^\W\d]\w*\}(?!\})")
@@ -149,8 +151,21 @@ def _best_not_measured(recipe: Recipe) -> Iterator[str]:
     if not measured[parsed["kind"]]:
         why = {"greedy": "eval.greedy is false", "sampled": "eval.samples is 0"}[parsed["kind"]]
         yield f"{best}: {why}, so these answers are never evaluated"
+    if parsed["part"]:
+        yield from (f"{best}: {mistake}" for mistake in _no_such_part(recipe, parsed["part"]))
     if recipe.eval.best.patience and not recipe.eval.every:
         yield f"eval.best.patience = {recipe.eval.best.patience}: needs evaluations during the run; set eval.every"
+
+
+def _no_such_part(recipe: Recipe, part: str) -> Iterator[str]:
+    """Yield what is wrong if a number of the evaluation is to be that of a part which the reward does not have."""
+    parts = unique_names([name_and_source(each.name) for each in recipe.rewards])
+    parts += (ENVIRONMENT_REWARD,) * (recipe.environment is not None and ENVIRONMENT_REWARD not in parts)
+    if len(parts) < 2:
+        yield "the reward has one part, whose mean is greedy_reward or sampled_reward"
+    elif part not in parts:
+        hint = did_you_mean(part, parts) or f"; expected {' or '.join(parts)}"
+        yield f"no part of the reward is called {part}{hint}"
 
 
 def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
