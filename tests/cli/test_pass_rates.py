@@ -92,7 +92,10 @@ def test_held_out_questions_are_never_left_out_and_need_no_rate(data, rates):
 def test_a_question_without_a_rate_is_a_mistake(data, rates):
     rates.write_text("".join(line(n) for n in (0, 1, 2, 5, 6)))
     (said,) = mistakes(data, rates)
-    assert said == f"data.select: 5 of 10 training questions have no pass rate in {rates}; the first is question 4"
+    assert said == (
+        f"data.select: 5 of 10 training questions have no pass rate in {rates}; the first is question 4 "
+        "(`outdo eval --rates` writes none where no answer has a verdict)"
+    )
 
 
 def test_a_question_that_was_rewritten_since_is_a_mistake(data, rates):

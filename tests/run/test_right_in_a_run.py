@@ -83,3 +83,52 @@ def test_a_killed_run_has_its_baseline_and_tells_its_state(own_home):
     before = json.loads((run / "summary.json").read_text())["before"]
     assert before["questions"] == len(greedy)
     assert before["greedy_reward"] == pytest.approx(sum(greedy) / len(greedy))
+
+
+GATE = '''
+from pathlib import Path
+
+def gate(completion):
+    """False from a check, or a number: 1 for every other of the answers that pass it."""
+    if len(set(completion)) % 2:
+        return False
+    return 1.0 if len(completion) % 3 == 0 else 0.0
+
+
+def flaky(prompt, completion):
+    """From the second evaluation on it does not apply to held-out questions with a 1 or a 2."""
+    right = len(set(completion)) % 2 == 0
+    if "+5=" not in prompt:
+        return right
+    done = Path("evaluated.txt")
+    with done.open("a") as file:
+        file.write("x")
+    return None if len(done.read_text()) > 4 and prompt[0] in "12" else right
+'''
+
+
+@pytest.fixture
+def gates(own_home):
+    (own_home / "gates.py").write_text(GATE)
+    return own_home
+
+
+def test_rejection_trains_on_a_function_that_returns_false_or_a_number(gates):
+    how = ("rewards=gates.py:gate", "train.objective=rejection", "steps=3", "eval.every=0", "data.eval_path=")
+    outdo_(gates, "train", "recipe.toml", "run=./run", *how)
+    lines = metrics(gates / "run")
+    assert [line["right"] for line in lines] == pytest.approx([line["reward"] for line in lines])
+    assert not any("num_without_verdict" in line for line in lines)
+
+
+def test_a_grader_that_stops_to_apply_does_not_lower_the_held_out_numbers(gates):
+    how = ("rewards=gates.py:flaky", "optim.lr=1e-9", "steps=3", "eval.every=1", "eval.samples=0", "eval.rows=4")
+    said = outdo_(gates, "train", "recipe.toml", "run=./run", *how, "eval.best={name='greedy',patience=2}")
+    *_, last = metrics(gates / "run")
+    answers = held_out_completions.read(gates / "run", 3)
+    judged = [each["right"] for each in answers if each["right"] is not None]
+    assert (len(judged), len(answers)) == (2, 4)
+    assert last["eval/greedy"] == sum(judged) / 2
+    assert (last["eval/greedy_without_verdict"], last["eval/greedy_answers"]) == (2, 4)
+    assert "; 2 of 4 without a verdict)" in said
+    assert "greedy_without_verdict" not in json.loads((gates / "run/summary.json").read_text())["before"]

@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from outdo.cli.answering import Answering, answering
 from outdo.cli.arguments import (
@@ -25,6 +23,7 @@ from outdo.cli.arguments import (
     Threads,
     not_writable,
 )
+from outdo.cli.evaluation_output import Results, as_json_object, print_results
 from outdo.cli.output import print_line
 from outdo.cli.recipe import without_overlong
 from outdo.cli.template_option import say_template_notes
@@ -37,29 +36,23 @@ from outdo.data.pass_rates import PassRate
 from outdo.data.questions import Matchers, Question, questions_from
 from outdo.models.device import make_deterministic, set_threads
 from outdo.models.policy import Policy
-from outdo.rewards import Reward, Status, WeightedSum, load_reward, reward_input
+from outdo.rewards import WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, reference_checks
-from outdo.rewards.right import UNDEFINED, RightRule
 from outdo.run.build.build import held_out_questions
 from outdo.run.build.engines import completions_of, named_engine, open_engine
 from outdo.run.build.environment import open_environment
+from outdo.run.check.reward_trials import tried_first
 from outdo.run.evaluation import held_out_completions
-from outdo.run.evaluation.evaluation import Evaluation, compare_paired, evaluate
+from outdo.run.evaluation.evaluation import Evaluation, evaluate
 from outdo.run.export.find_model import ModelRef, find_model
 from outdo.run.progress_bar import progress
 from outdo.utils.errors import UserError
-from outdo.utils.text import between, counted, for_terminal
+from outdo.utils.text import counted
 
 REWARDS = ("last_number",)
 """The rewards where neither an argument nor a run sets them."""
 
-SHARES = ("pass@", "maj@", "truncated")
-
 SEVERAL = "--rates and --answers write those to one data set; name it with --data"
-
-
-Results = Mapping[str, Mapping[str, Evaluation]]
-"""The evaluations by data set and model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,17 +143,21 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     tasks = _tasks(arguments, run)
     if len(tasks) > 1 and (arguments.rates or arguments.answers):
         raise UserError([f"eval: {SEVERAL}"])
-    first = next(iter(tasks.values()))
+    (first, *_) = tasks.values()
     say_template_notes(arguments.template, sources, dated=first.answering.dated)
-    rule = _rule(first, verdicts_needed=arguments.rates is not None)
-    results = _results(sources, tasks, arguments, engines)
+    reward = _load(first)  # the rewards are the same for every model and data set
+    try:
+        if arguments.rates is not None:
+            _check_verdicts(reward, first.questions[0])
+        results = _results(sources, tasks, arguments, engines, reward)
+    finally:
+        reward.close()
     written = list(_write_files(results, tasks, arguments))
     if as_json:
-        numbers = {data: _as_json(evaluations) for data, evaluations in results.items()}
-        console.file.write(json.dumps(next(iter(numbers.values())) if len(numbers) == 1 else numbers) + "\n")
+        console.file.write(json.dumps(as_json_object(results, reward)) + "\n")
         return
-    _print(results, console)
-    for line in (rule.reason if rule.reward is None or _has_verdicts(results) else UNDEFINED, *written):
+    print_results(results, reward, console)
+    for line in written:
         print_line(console, line)
 
 
@@ -169,38 +166,11 @@ def _results(
     tasks: Mapping[str, EvaluationTask],
     arguments: EvalArguments,
     engines: Mapping[str, Piece],
+    reward: WeightedSum,
 ) -> Results:
     """Evaluate each model on each data set."""
-    found = {source.name: _evaluations(source, tasks, arguments, engines[source.name]) for source in sources}
+    found = {source.name: _evaluations(source, tasks, arguments, engines[source.name], reward) for source in sources}
     return {data: {name: each[data] for name, each in found.items()} for data in tasks}
-
-
-def _has_verdicts(results: Results) -> bool:
-    return any(each.has_verdicts for evaluations in results.values() for each in evaluations.values())
-
-
-def _print(results: Results, console: Console) -> None:
-    """Print a table with a column for each model and data set, and how two models compare on each data set."""
-    several = len(results) > 1
-    columns = {
-        f"{name}: {data}" if several else name: evaluation.summary()
-        for data, evaluations in results.items()
-        for name, evaluation in evaluations.items()
-    }
-    console.print(_table(columns))
-    for data, evaluations in results.items():
-        if len(evaluations) > 1:
-            compared = compare_paired(*evaluations.values()) or "no question has a reward from both models"
-            print_line(console, (f"{data}: " if several else "") + str(compared))
-
-
-def _as_json(evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """Return the numbers of a model, or those of two models by name, and how they compare."""
-    numbers: dict[str, Any] = {name: evaluation.summary() for name, evaluation in evaluations.items()}
-    if len(evaluations) == 1:
-        return next(iter(numbers.values()))
-    compared = compare_paired(*evaluations.values())
-    return numbers | {"comparison": None if compared is None else asdict(compared)}
 
 
 def _engines(sources: Sequence[ModelRef], arguments: EvalArguments) -> dict[str, Piece]:
@@ -232,40 +202,38 @@ def _write_files(results: Results, tasks: Mapping[str, EvaluationTask], argument
     evaluation = next(iter(next(iter(results.values())).values()))
     task = next(iter(tasks.values()))
     if arguments.rates is not None:
-        pass_rates.write(arguments.rates, _rates(evaluation))
-        yield f"pass rates of {counted(len(task.questions), 'question')}: {arguments.rates}"
+        rates = _rates(evaluation)
+        if not rates:
+            raise UserError([f"eval: {arguments.rates} is not written: no answer has a verdict"])
+        pass_rates.write(arguments.rates, rates)
+        left_out = len(task.questions) - len(rates)
+        missing = f"; {counted(left_out, 'question')} without a verdict have none" if left_out else ""
+        yield f"pass rates of {counted(len(rates), 'question')}: {arguments.rates}{missing}"
     if arguments.answers is not None:
         kind = "greedy" if task.answering.sampling.temperature == 0 else "sampled"
         held_out_completions.write(arguments.answers, evaluation.completions(kind))
         yield f"the answers: {arguments.answers}"
 
 
-def _rule(task: EvaluationTask, *, verdicts_needed: bool) -> RightRule:
-    """Return the rule that decides which answers are right, before any model is loaded.
-
-    With `verdicts_needed`, raises `UserError` if the rewards do not tell which answers are right.
-    """
-    reward = _load(task)
-    assert isinstance(reward, WeightedSum)
+def _load(task: EvaluationTask) -> WeightedSum:
     try:
-        rule = reward.right_rule
-        needed = "--rates counts right answers; --right NAME names the reward that decides"
-        if verdicts_needed and rule.reward is None:
-            raise UserError([f"eval: {needed}: {' or '.join(reward.names)}"])
-        if verdicts_needed:
-            (tried,) = reward([reward_input(task.questions[0], "")])
-            if tried.status is Status.ok and tried.right is None:
-                raise UserError([f"eval: {rule.reward} returns numbers, and {needed}, from 1 on"])
-        return rule
-    finally:
-        reward.close()
-
-
-def _load(task: EvaluationTask) -> Reward:
-    try:
-        return load_reward(list(task.rewards), right=task.right, **task.limits)
+        reward = load_reward(list(task.rewards), right=task.right, **task.limits)
     except UserError as error:
         raise UserError([f"eval: {mistake}" for mistake in error.problems]) from None
+    assert isinstance(reward, WeightedSum)
+    reward.tried_first = tried_first(task.questions)
+    return reward
+
+
+def _check_verdicts(reward: WeightedSum, question: Question) -> None:
+    """Raise `UserError` if the rewards do not tell which answers are right, before any model is loaded."""
+    needed = "--rates counts right answers; --right NAME names the reward that decides"
+    rule = reward.right_rule.reward
+    if rule is None:
+        raise UserError([f"eval: {needed}: {' or '.join(reward.names)}"])
+    reward([reward_input(question, "")])
+    if reward.verdicts.given is False:
+        raise UserError([f"eval: {rule} returns numbers, and {needed}, from 1 on"])
 
 
 def _announce_code(recipe: Recipe | None, arguments: EvalArguments) -> None:
@@ -340,60 +308,40 @@ def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any]
 
 
 def _evaluations(
-    source: ModelRef, tasks: Mapping[str, EvaluationTask], arguments: EvalArguments, named: Piece
+    source: ModelRef, tasks: Mapping[str, EvaluationTask], arguments: EvalArguments, named: Piece, reward: WeightedSum
 ) -> dict[str, Evaluation]:
     """Load a model once, and evaluate it on each data set."""
-    (first, *_) = tasks.values()
-    reward = _load(first)  # rewards, sampling and prompts are the same for every data set
+    (first, *_) = tasks.values()  # sampling and prompts are the same for every data set
+    answering, sampling = first.answering, first.answering.sampling
+    set_threads(arguments.threads)
+    with progress(f"loading {source.name}"):
+        policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
+        make_deterministic(policy.device)
+    with progress("tokenising"):
+        prompts = {data: task.answering.prompts(task.questions, policy) for data, task in tasks.items()}
+    engine = open_engine(named, policy, seed=arguments.seed)
+    vote = partial(majorities, reward)
     try:
-        answering, sampling = first.answering, first.answering.sampling
-        set_threads(arguments.threads)
-        with progress(f"loading {source.name}"):
-            policy = Policy.load(source.model, device=arguments.device, stop_token_ids=sampling.stop_token_ids)
-            make_deterministic(policy.device)
-        with progress("tokenising"):
-            prompts = {data: task.answering.prompts(task.questions, policy) for data, task in tasks.items()}
-        engine = open_engine(named, policy, seed=arguments.seed)
-        vote = partial(majorities, reward)
-        try:
-            environment = open_environment(answering.environment, policy, reward, **answering.in_prompts)
-            found: dict[str, Evaluation] = {}
-            for data, asked in prompts.items():
-                with progress(f"answering {data}", completions_of(engine)):
-                    found[data] = evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
-            return found
-        finally:
-            engine.close()
+        environment = open_environment(answering.environment, policy, reward, **answering.in_prompts)
+        found: dict[str, Evaluation] = {}
+        for data, asked in prompts.items():
+            with progress(f"answering {data}", completions_of(engine)):
+                found[data] = evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
+        return found
     finally:
-        reward.close()
+        engine.close()
 
 
 def _rates(evaluation: Evaluation) -> list[PassRate]:
-    k = evaluation.k
+    """Return the pass rate of each question whose answers have a verdict, by those answers."""
     return [
         PassRate(
             id=group.prompt.id,
-            pass_rate=right / k,
-            right=right,
-            k=k,
+            pass_rate=sum(verdicts) / len(verdicts),
+            right=sum(verdicts),
+            k=len(verdicts),
             fingerprint=pass_rates.fingerprint(group.prompt.text),
         )
-        for group, right in zip(evaluation.groups, evaluation.right, strict=True)
+        for group, verdicts in zip(evaluation.groups, evaluation.verdicts, strict=True)
+        if verdicts
     ]
-
-
-def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table("", *(escape(for_terminal(name)) for name in numbers))  # a name may look like rich's markup
-    for row in dict.fromkeys(name for each in numbers.values() for name in each):
-        cells = (_formatted(row, each[row]) if row in each else "" for each in numbers.values())
-        table.add_row("95 % interval" if row.endswith("ci95") else row, *cells)
-    return table
-
-
-def _formatted(name: str, value: Any) -> str:
-    if isinstance(value, list):
-        low, high = value
-        return between(low, high, "{:.1%}".format if name == "ci95" else "{:.3f}".format)
-    if name == "reward" or name.startswith("rewards/"):
-        return f"{value:.3f}"
-    return f"{value:.1%}" if name.startswith(SHARES) else f"{value:g}"

@@ -12,8 +12,8 @@ class Curriculum(Prompts[Prompt]):
     """Batches of prompts of one level, and of the next one when the last `window` questions of this one are solved.
 
     They are if the mean of their shares of right answers is at least `threshold`. Answers to questions of an earlier
-    level, which are sampled ahead, do not count; nor do answers without a reward. The last level does not end. Each
-    level has its own epochs and orders.
+    level, which are sampled ahead, do not count; nor do answers without a reward or without a verdict. The last level
+    does not end. Each level has its own epochs and orders.
 
     Which level a question comes from depends on the answers that were `observed` before it is taken, in the order of
     the steps, and never on speed. `number` is that of the file, where there are several.
@@ -57,15 +57,13 @@ class Curriculum(Prompts[Prompt]):
     def observe(self, groups: Sequence[Group]) -> None:
         """Count right answers; go on to the next level if this one is solved.
 
-        Raises `RewardError` if a reward does not tell whether its answer is right.
+        Raises `RewardError` if the answers have rewards, and none of them tells whether its answer is right.
         """
-        for group in groups:
-            right = [rollout.right for rollout in group.rollouts if rollout.scored]
-            if not right or self._level_of.get(group.prompt.id) != self.level:
+        groups = [group for group in groups if group.prompt.id in self._level_of]
+        for group, right in zip(groups, _verdicts(groups), strict=True):
+            if not right or self._level_of[group.prompt.id] != self.level:
                 continue
-            if None in right:
-                raise RewardError("data.path: a curriculum counts right answers, and no reward tells what is right")
-            self.shares = [*self.shares, sum(map(bool, right)) / len(right)][-self.window :]
+            self.shares = [*self.shares, sum(right) / len(right)][-self.window :]
             is_solved = len(self.shares) == self.window and sum(self.shares) >= self.threshold * self.window
             if is_solved and self.place + 1 < len(self.levels):
                 self.place += 1
@@ -88,3 +86,15 @@ class Curriculum(Prompts[Prompt]):
         self.place, self.shares = state["place"], list(state["shares"])
         for source, position in zip(self.sources, state["positions"], strict=True):
             source.position = position
+
+
+def _verdicts(groups: Sequence[Group]) -> list[list[bool]]:
+    """Return the verdicts on the scored answers of each group, without those that have none.
+
+    Raises `RewardError` if there are scored answers, and no verdict.
+    """
+    scored = [[rollout.right for rollout in group.rollouts if rollout.scored] for group in groups]
+    verdicts = [[right for right in each if right is not None] for each in scored]
+    if any(scored) and not any(verdicts):
+        raise RewardError("data.path: a curriculum counts right answers, and no reward tells what is right")
+    return verdicts

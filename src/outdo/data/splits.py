@@ -276,8 +276,11 @@ def select(questions: Sequence[Question], rates: Mapping[str, PassRate], by: Sel
     kept = [each for each in rated if by.low <= rates[each.id].pass_rate <= by.high]
     mistakes = [
         f"data.select: {len(faulty):,} of {counted(len(questions), 'training question')} {fault} in {by.file}; "
-        f"the first is question {faulty[0].id}"
-        for faulty, fault in ((unrated, "have no pass rate"), (changed, "have another text than the one rated"))
+        f"the first is question {faulty[0].id}{why}"
+        for faulty, fault, why in (
+            (unrated, "have no pass rate", " (`outdo eval --rates` writes none where no answer has a verdict)"),
+            (changed, "have another text than the one rated", ""),
+        )
         if faulty
     ]
     if not mistakes and not kept:

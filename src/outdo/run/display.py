@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from outdo.run.progress_bar import Count, followed, progress
-from outdo.utils.outcome import EVALUATIONS
+from outdo.utils.outcome import EVALUATIONS, left_out
 from outdo.utils.text import between, counted, for_terminal
 
 Item = TypeVar("Item")
@@ -101,11 +101,7 @@ class Display:
             self._evaluated(f"after step {step}, {name}", of_set)
 
     def _evaluated(self, when: str, numbers: Mapping[str, float]) -> None:
-        shares = [
-            f"{kind} {numbers[kind]:.1%} ({numbers[f'{kind}_low']:.1%} to {numbers[f'{kind}_high']:.1%})"
-            for kind in EVALUATIONS
-            if kind in numbers
-        ]
+        shares = [line for kind in EVALUATIONS if (line := _share_line(kind, numbers))]
         rewards = [line for kind in EVALUATIONS if (line := _rewards_line(kind, numbers))]
         if shares:
             self.say(f"held-out questions right {when}: " + ", ".join(shares))
@@ -129,6 +125,8 @@ class Display:
         failures = sum(value for name, value in metrics.items() if name.startswith("reward_status/"))
         if failures:
             parts.append(f"{failures:.0f} without a reward")
+        if metrics.get("num_without_verdict"):
+            parts.append(f"{metrics['num_without_verdict']:.0f} without a verdict")
         speed = [] if self.live and "moved_right_way" in metrics else [f"{metrics['tokens_per_second']:,.0f} tokens/s"]
         return "  ".join([*parts, *speed])
 
@@ -151,18 +149,30 @@ def _spread(metrics: Mapping[str, float]) -> list[str]:
     return [f"rewards differ {differ:.0%}", *([] if same else [f"with an advantage {taught:.0%}"])]
 
 
+def _share_line(kind: str, numbers: Mapping[str, float]) -> str:
+    """Return the share of right answers of an evaluation, and how many have no verdict; nothing where all do."""
+    missing = left_out(kind, numbers)
+    if kind not in numbers:
+        return f"{kind} {missing}" if missing else ""
+    interval = f"{numbers[f'{kind}_low']:.1%} to {numbers[f'{kind}_high']:.1%}"
+    return f"{kind} {numbers[kind]:.1%} ({'; '.join(filter(None, [interval, missing]))})"
+
+
 def _rewards_line(kind: str, numbers: Mapping[str, float]) -> str:
     """Return the mean reward of an evaluation and its parts; nothing if it is the share of right answers itself."""
-    reward, prefix = numbers.get(f"{kind}_reward"), f"{kind}_rewards/"
-    if reward is None or math.isclose(reward, numbers.get(kind, math.inf), abs_tol=1e-9):
+    name, prefix = f"{kind}_reward", f"{kind}_rewards/"
+    reward, missing = numbers.get(name), left_out(name, numbers)
+    if reward is None:
+        return f"{kind} {missing}" if missing else ""
+    if math.isclose(reward, numbers.get(kind, math.inf), abs_tol=1e-9):
         return ""
     parts = [
         f"{name.removeprefix(prefix).removesuffix('/mean')} {value:.3f}"
         for name, value in numbers.items()
         if name.startswith(prefix)
     ]
-    interval = between(numbers[f"{kind}_reward_low"], numbers[f"{kind}_reward_high"], "{:.3f}".format)
-    return f"{kind} {reward:.3f} ({'; '.join([interval, ', '.join(parts)] if parts else [interval])})"
+    interval = between(numbers[f"{name}_low"], numbers[f"{name}_high"], "{:.3f}".format)
+    return f"{kind} {reward:.3f} ({'; '.join(filter(None, [interval, missing, ', '.join(parts)]))})"
 
 
 def _duration(seconds: float) -> str:

@@ -70,7 +70,8 @@ class Batch:
     rewards: Float[Tensor, "B"]  # never NaN; 0 where not scored
     scored: Bool[Tensor, "B"]
     truncated: Bool[Tensor, "B"]  # the answer did not end by itself
-    right: Bool[Tensor, "B"] | None = None  # the answer is right; None where that is not defined
+    right: Bool[Tensor, "B"] | None = None  # the answer is right; None if no answer has a verdict
+    has_verdict: Bool[Tensor, "B"] | None = None  # it is known whether the answer is right; None: as `right` is set
     baselines: Float[Tensor, "B"] | None = None  # reward of the greedy answer; 0 where not scored
     reward_parts: Mapping[str, Float[Tensor, "B"]] = field(default_factory=dict)  # NaN where a part gave no value
     rollout_logprobs: Float[Tensor, "B T"]  # log π as the engine reported it
@@ -282,12 +283,14 @@ def _with_rewards(batch: Batch, groups: Sequence[Group]) -> Batch:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = torch.tensor([rollout.scored for rollout in rollouts], dtype=torch.bool)
     parts = sorted({name for rollout in rollouts for name in rollout.reward_parts})
+    right, has_verdict = _verdicts(rollouts)
     return batch.with_(
         loss_mask=batch.loss_mask & scored[:, None],
         rewards=floats([rollout.reward for rollout in rollouts]).where(scored, 0.0),
         scored=scored,
         truncated=torch.tensor([rollout.truncated for rollout in rollouts], dtype=torch.bool),
-        right=_verdicts(rollouts),
+        right=right,
+        has_verdict=has_verdict,
         baselines=_baselines(groups),
         reward_parts={name: floats([rollout.reward_parts.get(name) for rollout in rollouts]) for name in parts},
         token_rewards=_padded_token_rewards(rollouts, batch.prompt_lengths.tolist()),
@@ -300,11 +303,12 @@ def _baselines(groups: Sequence[Group]) -> Tensor | None:
     return None if None in baselines else floats(baselines)
 
 
-def _verdicts(rollouts: Sequence[Rollout]) -> Tensor | None:
-    """Return which rollouts are right, [B]: one without a verdict is not; None if no rollout has a verdict."""
+def _verdicts(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return which rollouts are right, [B], and which have a verdict at all; None if no rollout has one."""
     if all(rollout.right is None for rollout in rollouts):
-        return None
-    return torch.tensor([rollout.right is True for rollout in rollouts])
+        return None, None
+    right = torch.tensor([rollout.right is True for rollout in rollouts])
+    return right, torch.tensor([rollout.right is not None for rollout in rollouts])
 
 
 def _padded_token_rewards(rollouts: Sequence[Rollout], starts: Sequence[int]) -> Tensor | None:

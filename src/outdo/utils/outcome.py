@@ -1,9 +1,10 @@
 """What training, evaluation, the record, the page and the doctor mean by "right" and by "signal".
 
 **Right** is a verdict on one answer and not the size of its reward. `outdo.rewards.right` has the rule. `Rollout.right`
-and the column `right` of the record are True, False, or null where the verdict is not defined. A run without a verdict
-has no metric `right` and no metric `eval/greedy`; there nothing is called right, and the mean reward and its parts
-stand in its place (`headline`).
+and the column `right` of the record are True, False, or null: the verdict is not defined, or this answer got none. An
+answer without a verdict is neither right nor wrong, and every share of right answers leaves it out. A run without a
+verdict has no metric `right` and no metric `eval/greedy`; there nothing is called right, and the mean reward and its
+parts stand in its place (`headline`).
 
 **Signal** is an advantage that is not 0: the method decides what it compares, such as the rewards of answers, of turns,
 or verdicts (`outdo.algorithms.advantages.signal`). The metric is `frac_zero_advantage`, the share of the groups without
@@ -11,7 +12,7 @@ signal. `frac_reward_zero_std`, as in TRL, is the share of the groups whose rewa
 """
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 RIGHT = 1.0 - 1e-6
 """The least value of the reward that `eval.right` names, of an answer that counts as right: 1, up to rounding."""
@@ -27,6 +28,18 @@ def headline(kind: str, known: Container[str]) -> str:
     have a 95 % confidence interval: the numbers with `_low` and `_high` after their name.
     """
     return kind if kind in known else f"{kind}_reward"
+
+
+def left_out(name: str, numbers: Mapping[str, float]) -> str:
+    """Return how many answers the number `name` of an evaluation leaves out; an empty text if it counts all of them.
+
+    The share of right answers (`greedy`) has `3 of 12 without a verdict`, the mean reward (`greedy_reward`) `3 of 12
+    without a reward`.
+    """
+    kind = name.removesuffix("_reward")
+    what = "verdict" if kind == name else "reward"
+    count, answers = (numbers.get(f"{kind}_{each}") for each in (f"without_{what}", "answers"))
+    return f"{count:,.0f} of {answers:,.0f} without a {what}" if count and answers else ""
 
 
 def mcnemar(fixed: int, broken: int) -> float:

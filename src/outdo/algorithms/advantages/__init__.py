@@ -1,6 +1,6 @@
 """Advantages: `group` computes them from rewards and groups, `token`, `tree` and `turns` from batches."""
 
-from outdo.algorithms.advantages.base import Advantage, chain, compute_advantages, per_token, rewards_of
+from outdo.algorithms.advantages.base import Advantage, chain, compute_advantages, fill_right, per_token, rewards_of
 from outdo.algorithms.advantages.group import (
     RewardAdvantage,
     batch_standardised,
@@ -48,6 +48,7 @@ __all__ = [
     "chain",
     "compute_advantages",
     "distillation",
+    "fill_right",
     "gae",
     "gdpo",
     "generalised_advantages",

@@ -25,8 +25,8 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
     """Copy the advantage of a rollout to each of its trained tokens: [B] -> [B, T], as GRPO does.
 
     Only scored rollouts are passed to `advantage`. The others get 0, and are in no mean and no deviation. An advantage
-    that requires `right` gets 1 for right answers and 0 for others, if the batch has verdicts, and else the rewards.
-    Raises `UserError` where `advantage` returns a wrong shape.
+    that requires `right` gets 1 for right answers and 0 for wrong ones, and leaves out those without a verdict, too;
+    without any verdict in the batch it gets the rewards. Raises `UserError` where `advantage` returns a wrong shape.
     """
 
     required = requirements_of(advantage)
@@ -43,12 +43,27 @@ def of_rollouts(advantage: RewardAdvantage, batch: Batch, *, by_verdict: bool) -
     """Return the advantage of each rollout, 0 for those that are not scored; for `by_verdict` see `per_token`."""
     verdicts = batch.right if by_verdict else None
     rewards = rewards_of(batch) if verdicts is None else verdicts.to(batch.rewards)
+    counts = batch.scored
+    if verdicts is not None and batch.has_verdict is not None:
+        counts = counts & batch.has_verdict
     rows = torch.zeros_like(rewards)  # [B]
-    if batch.scored.any():
-        scored = rewards[batch.scored]
-        result = advantage(scored, batch.group[batch.scored])
-        rows[batch.scored] = check_shape(result, ("B",), "advantage", advantage, {"B": len(scored)}).to(rows)
+    if counts.any():
+        counted = rewards[counts]
+        result = advantage(counted, batch.group[counts])
+        rows[counts] = check_shape(result, ("B",), "advantage", advantage, {"B": len(counted)}).to(rows)
     return rows
+
+
+def fill_right(batch: Batch) -> Batch:
+    """Return the batch with `right` set: if no answer has a verdict, none is right.
+
+    A step before an advantage that counts right answers, where it is known that the rewards give verdicts: a step in
+    which they give none, as where the reward that decides applies to no answer, then trains nothing.
+    """
+    if batch.right is not None:
+        return batch
+    none = torch.zeros_like(batch.scored)
+    return batch.with_(right=none, has_verdict=none)
 
 
 def rewards_of(batch: Batch) -> Float[Tensor, "B"]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from outdo.extras.doctor.answers import got_worse_before
 from outdo.extras.doctor.method import drops_groups, of_all_sampled, reward_ends
 from outdo.extras.doctor.series import Finding, Metrics, RunMetrics, Span, is_number, significant_change
-from outdo.utils.outcome import EVALUATIONS, headline
+from outdo.utils.outcome import EVALUATIONS, headline, left_out
 from outdo.utils.text import between, counted
 
 MANY_CHANGES = 50
@@ -206,8 +206,9 @@ def _shown(metric: str) -> Callable[[float], str]:
 
 def _with_interval(line: Metrics, metric: str) -> str:
     show, low, high = _shown(metric), line.get(f"{metric}_low"), line.get(f"{metric}_high")
-    around = "" if low is None or high is None else f" ({between(low, high, show)})"
-    return f"{show(line[metric])}{around}"
+    interval = "" if low is None or high is None else between(low, high, show)
+    around = "; ".join(filter(None, [interval, left_out(metric, line)]))
+    return f"{show(line[metric])} ({around})" if around else show(line[metric])
 
 
 def _from_to(ends: tuple[Span, Span]) -> str:

@@ -115,10 +115,16 @@ def _side_by_side(columns: Columns, rows: Sequence[str]) -> dict[str, list[Any]]
 
 
 def _last_metrics(run: Path) -> dict[str, float]:
-    """Return the last value of each compared metric, those of evaluations without the ends of their intervals."""
+    """Return the last value of each compared metric of training, and the numbers of the last evaluation.
+
+    Of an evaluation, the ends of the intervals are left out.
+    """
     last: dict[str, Any] = {}
     for line in read_metrics(run / "metrics.jsonl", report=print_warning):
-        last |= {name: value for name, value in line.items() if value is not None}
+        known = {name: value for name, value in line.items() if value is not None}
+        if any(name.startswith("eval/") for name in known):  # it may lack what an earlier one has
+            last = {name: value for name, value in last.items() if not name.startswith("eval/")}
+        last |= known
     evaluated = sorted(name for name in last if name.startswith("eval/") and not name.endswith(("_low", "_high")))
     return {name: last[name] for name in (*SHOWN, *evaluated) if name in last}
 

@@ -47,6 +47,7 @@ class PairedEvaluations:
     last: int
     by: str  # "right", or "reward" where right is not defined: then better and worse rewards are counted
     questions: int
+    left_out: int  # without a verdict, or a reward, in one of the two
     fixed: int  # became right
     broken: int  # became wrong
 
@@ -71,6 +72,7 @@ def compare_evaluations(folder: Path, first: int, last: int) -> PairedEvaluation
         last=last,
         by=by,
         questions=sum(change is not None for change in changes),
+        left_out=sum(change is None for change in changes),
         fixed=sum(change is not None and change > 0 for change in changes),
         broken=sum(change is not None and change < 0 for change in changes),
     )

@@ -47,10 +47,13 @@ def sentence(found: PairedEvaluations) -> str:
     better, worse = ("became right", "became wrong") if right else ("got a better reward", "got a worse one")
     test = "McNemar's exact test" if right else "exact sign test"
     changed = found.fixed + found.broken
+    all_questions = counted(found.questions + found.left_out, "question")
+    without = f"without a {'verdict' if right else 'reward'} from both"
+    left_out = f"; left out: {found.left_out:,} of {all_questions}, {without}" if found.left_out else ""
     return (
         f"held-out answers {_when(found.first)} and {_when(found.last)}: of {counted(found.questions, 'question')} "
         f"{found.fixed:,} {better}, {found.broken:,} {worse}, {found.unchanged:,} did not change; p = {found.p:.2g} "
-        f"({test}, n = {changed:,} that changed)"
+        f"({test}, n = {changed:,} that changed){left_out}"
     )
 
 

@@ -49,6 +49,7 @@ from outdo.run.export.find_model import find_model
 from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra, missing_extra
+from outdo.utils.outcome import left_out
 from outdo.utils.text import counted
 
 TASKS: Mapping[str, Task] = {
@@ -280,7 +281,10 @@ def _answers(model: str, questions: Sequence[Question], recipe: Recipe) -> list[
 
 
 def _share(numbers: Mapping[str, float], name: str) -> str:
-    return f"{numbers[name]:.1%} ({numbers[f'{name}_low']:.1%} to {numbers[f'{name}_high']:.1%})"
+    if name not in numbers:
+        return left_out(name, numbers)
+    parts = [f"{numbers[f'{name}_low']:.1%} to {numbers[f'{name}_high']:.1%}", left_out(name, numbers)]
+    return f"{numbers[name]:.1%} ({'; '.join(filter(None, parts))})"
 
 
 def _free(folder: Path) -> Path:

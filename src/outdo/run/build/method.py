@@ -18,6 +18,7 @@ from outdo.algorithms.advantages import (
     Advantage,
     baseline_first,
     chain,
+    fill_right,
     group_centred,
     kl_penalty,
     per_token,
@@ -40,6 +41,7 @@ from outdo.config.names import (
     CRITICS,
     DIVERGENCES,
     LIBRARY_OPTIONS,
+    NEEDS_RIGHT,
     OBJECTIVES,
     SCHEDULES,
     STOPS,
@@ -152,6 +154,8 @@ def advantage_of(
             steps = _with_kl_after_baseline(piece.name, estimator, subtract)
         else:
             steps = [subtract, *steps]
+    if piece.name in NEEDS_RIGHT and piece.options.get("threshold") is None:
+        steps.insert(0, fill_right)  # `check` has refused it where right is not defined
     if train.mask_truncated:
         steps.append(without_truncated)
     return steps[0] if len(steps) == 1 else chain(*steps)

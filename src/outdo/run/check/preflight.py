@@ -17,7 +17,7 @@ from outdo.config.engines import (
     reward_place_mistakes,
     whole_model_mistakes,
 )
-from outdo.config.names import QUANTISED
+from outdo.config.names import NEEDS_RIGHT, QUANTISED
 from outdo.config.options import describe_method
 from outdo.config.packages import missing_clients, package_faults
 from outdo.config.recipe import Recipe
@@ -64,9 +64,6 @@ PROMPTS_SHOWN = 2
 
 MOST_UNKNOWN = 0.1
 """Share of unknown tokens in a prompt up to which there is no warning."""
-
-NEEDS_RIGHT = frozenset({"rejection", "pass_at_k"})
-"""Advantages that count right answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

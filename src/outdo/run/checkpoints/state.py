@@ -80,12 +80,12 @@ class Progress:
         """Keep the evaluation after `step`; it is the best one if its number `best_by` is higher than all before.
 
         `best_by` is a number of the evaluation, or greedy or sampled, also of a set: the share of right answers, or the
-        mean reward where right is not defined. One without this number, as where no answer has a reward, does not
-        count.
+        mean reward where right is not defined. One without this number does not count: no answer has a reward, or none
+        has a verdict and those of another evaluation have one.
         """
         self.after = numbers
         name = headline(best_by, numbers)
-        if name not in numbers:
+        if name not in numbers or (name != best_by and (best_by in self.best or best_by in self.before)):
             return
         self.since_best += 1
         if numbers[name] > self.best.get(name, -math.inf):

@@ -21,7 +21,8 @@ from outdo.utils.text import NO_SPREAD, between, counted
 class Evaluation:
     """The answers to n questions, k each, and their statistics. Shares are between 0 and 1.
 
-    What a right answer is, `outdo.rewards.right` says. Where that is not defined, only the rewards count.
+    What a right answer is, `outdo.rewards.right` says. Where that is not defined, only the rewards count. An answer
+    without a verdict, as one whose reward failed, is neither right nor wrong: no share counts it.
     """
 
     groups: Sequence[Group]
@@ -29,19 +30,39 @@ class Evaluation:
     majority: Sequence[Rollout] = ()  # an answer with the most votes to each question, where votes were counted
 
     @property
-    def has_verdicts(self) -> bool:
-        """Whether it is defined which answers are right: at least one answer got a verdict."""
-        return any(rollout.right is not None for group in self.groups for rollout in group.rollouts)
+    def verdicts(self) -> list[list[bool]]:
+        """Whether each answer is right, by question, without the answers that have no verdict. [n][up to k]"""
+        return [[each.right for each in group.rollouts if each.right is not None] for group in self.groups]
 
     @property
-    def right(self) -> list[int]:
-        """The number of right answers among the k to each question. An answer without a verdict is not right. [n]"""
-        return [sum(rollout.right is True for rollout in group.rollouts) for group in self.groups]
+    def has_verdicts(self) -> bool:
+        """Whether at least one answer got a verdict."""
+        return any(self.verdicts)
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of right answers to each question; questions without a verdict are left out."""
+        return [sum(verdicts) / len(verdicts) for verdicts in self.verdicts if verdicts]
 
     @property
     def accuracy(self) -> float:
-        """pass@1: the share of all answers that are right."""
-        return sum(self.right) / (self.k * len(self.groups))
+        """pass@1: the mean of `shares`."""
+        return _mean(self.shares)
+
+    @property
+    def without_verdict(self) -> int:
+        """The number of answers without a verdict."""
+        return self.answers - sum(map(len, self.verdicts))
+
+    @property
+    def without_reward(self) -> int:
+        """The number of answers without a reward."""
+        return sum(not rollout.scored for group in self.groups for rollout in group.rollouts)
+
+    @property
+    def answers(self) -> int:
+        """The number of all answers."""
+        return sum(len(group.rollouts) for group in self.groups)
 
     @property
     def question_rewards(self) -> list[float]:
@@ -66,12 +87,15 @@ class Evaluation:
                 values[name] += [] if value is None else [value]
         return {name: math.fsum(each) / len(each) for name, each in values.items() if each}
 
-    def metrics(self, kind: str) -> dict[str, float]:
+    def metrics(self, kind: str, *, defined: bool = False) -> dict[str, float]:
         """Return the numbers of an evaluation of a kind (`outdo.utils.outcome.EVALUATIONS`), as a run keeps them.
 
         `greedy` is the share of right answers where that is defined, `greedy_reward` the mean reward, both with the
         ends of their 95 % confidence intervals; `greedy_rewards/NAME/mean` is each part, if there are several, and
-        `greedy_distinct_words` what `distinct_words` returns of the answers.
+        `greedy_distinct_words` what `distinct_words` returns of the answers. Where answers are left out,
+        `greedy_without_verdict` or `greedy_without_reward` is their number, and `greedy_answers` that of all.
+
+        `defined` tells that the rewards give verdicts, so that answers lack one even if all of them do.
         """
         numbers: dict[str, float] = {}
         if self.has_verdicts:
@@ -84,8 +108,15 @@ class Evaluation:
         parts = self.reward_parts
         if len(parts) > 1:
             numbers |= {f"{kind}_rewards/{name}/mean": value for name, value in parts.items()}
+        numbers |= self._left_out(kind, defined=defined or self.has_verdicts)
         words = distinct_words(rollout.text for group in self.groups for rollout in group.rollouts)
         return numbers if words is None else numbers | {f"{kind}_distinct_words": words}
+
+    def _left_out(self, kind: str, *, defined: bool) -> dict[str, float]:
+        """Return how many answers the share of right answers and the mean reward leave out, where they do."""
+        counts = {"verdict": self.without_verdict if defined else 0, "reward": self.without_reward}
+        found = {f"{kind}_without_{what}": float(count) for what, count in counts.items() if count}
+        return found | {f"{kind}_answers": float(self.answers)} if found else {}
 
     def completions(self, kind: str) -> Iterator[HeldOutCompletion]:
         """Yield every answer as `outdo.run.evaluation.held_out_completions` writes it."""
@@ -107,38 +138,47 @@ class Evaluation:
                     "tokens": rollout.sampled_tokens,
                 }
 
-    def pass_at(self, k: int) -> float:
-        """Return pass@k: the chance that at least one of k answers is right, averaged over the questions."""
-        return sum(pass_at_k(self.k, count, k) for count in self.right) / len(self.groups)
+    def pass_at(self, k: int) -> float | None:
+        """Return pass@k: the chance that one of k answers is right, averaged over the questions (`pass_at_k`).
+
+        A question with fewer than k verdicts is left out; None if no question has as many.
+        """
+        chances = [pass_at_k(len(each), sum(each), k) for each in self.verdicts if len(each) >= k]
+        return _mean(chances) if chances else None
 
     @property
     def ci95(self) -> tuple[float, float]:
         """The 95 % confidence interval of `accuracy`; the questions are the sample."""
-        return interval([count / self.k for count in self.right], self.k * len(self.groups))
+        return interval(self.shares, self.answers - self.without_verdict)
 
-    def summary(self) -> dict[str, float | int | list[float]]:
-        """Return the numbers that `outdo eval --json` prints."""
+    def summary(self, *, defined: bool = False) -> dict[str, float | int | list[float]]:
+        """Return the numbers that `outdo eval --json` prints; for `defined` see `metrics`."""
         rollouts = [rollout for group in self.groups for rollout in group.rollouts]
         cut = sum(rollout.truncated for rollout in rollouts)
-        failed = sum(not rollout.scored for rollout in rollouts)
         several = sorted({2**power for power in range(1, self.k.bit_length())} | {self.k} - {1})
         return {
-            **(self._shares_right(several) if self.has_verdicts else {}),
+            **self._shares_right(several, defined=defined),
             **self._reward_summary(),
             "mean_length": sum(rollout.sampled_tokens for rollout in rollouts) / len(rollouts),
             "truncated": cut / len(rollouts),
-            "unscored": failed,
+            "unscored": self.without_reward,
             "n": len(self.groups),
             "k": self.k,
         }
 
-    def _shares_right(self, several: Sequence[int]) -> dict[str, float | list[float]]:
-        return {
-            "pass@1": self.accuracy,
-            "ci95": list(self.ci95),
-            **{f"pass@{k}": self.pass_at(k) for k in several},
-            **self._majority_summary(),
-        }
+    def _shares_right(self, several: Sequence[int], *, defined: bool) -> dict[str, float | list[float]]:
+        """Return pass@1, pass@k and maj@k, and how many answers and questions they leave out."""
+        if not self.has_verdicts:
+            return {"without_verdict": self.without_verdict} if defined else {}
+        passes = {f"pass@{k}": share for k in several if (share := self.pass_at(k)) is not None}
+        counts = {"without_verdict": self.without_verdict}
+        for k in several:
+            counts[f"left_out_of_pass@{k}"] = sum(len(verdicts) < k for verdicts in self.verdicts)
+        elected = [rollout.right for rollout in self.majority if rollout.right is not None]
+        votes = {f"maj@{self.k}": sum(elected) / len(elected)} if elected else {}
+        counts[f"left_out_of_maj@{self.k}"] = len(self.majority) - len(elected)
+        left_out = {name: count for name, count in counts.items() if count}
+        return {"pass@1": self.accuracy, "ci95": list(self.ci95), **passes, **votes, **left_out}
 
     def _reward_summary(self) -> dict[str, float | list[float]]:
         rewards, parts = self.question_rewards, self.reward_parts
@@ -146,11 +186,6 @@ class Evaluation:
             return {}
         summary = {"reward": math.fsum(rewards) / len(rewards), "reward_ci95": list(self.reward_ci95)}
         return summary | ({f"rewards/{name}/mean": value for name, value in parts.items()} if len(parts) > 1 else {})
-
-    def _majority_summary(self) -> dict[str, float]:
-        if not self.majority:
-            return {}
-        return {f"maj@{self.k}": sum(rollout.right is True for rollout in self.majority) / len(self.majority)}
 
 
 Vote = Callable[[Sequence[Sequence[str]]], Sequence[int]]
@@ -201,47 +236,65 @@ class PairedComparison:
     better: int  # questions whose first answer is better by the second model; with verdicts: right instead of wrong
     worse: int
     p: float  # of McNemar's exact test of these counts; of rewards it is the exact sign test
+    questions: int  # that were compared
+    left_out: int  # questions to which one of the models has no answer with a verdict, or else with a reward
 
     def __str__(self) -> str:
         style, test = ("+.1%", "McNemar's exact test") if self.by == "right" else ("+.3f", "exact sign test")
         ends = between(*self.ci95, f"{{:{style}}}".format)
         interval = ends if ends == NO_SPREAD else f"95 % interval {ends}"
         changed = f"{counted(self.better, 'question')} better, {self.worse} worse, {test} p = {self.p:.2g}"
-        return f"difference ({self.by}): {self.difference:{style}} ({interval}); {changed}"
+        what = "verdict" if self.by == "right" else "reward"
+        asked = counted(self.questions + self.left_out, "question")
+        left_out = f"; left out: {self.left_out:,} of {asked}, without a {what} from both" if self.left_out else ""
+        return f"difference ({self.by}): {self.difference:{style}} ({interval}); {changed}{left_out}"
 
 
 def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison | None:
     """Compare two evaluations on the same questions, in the same order.
 
     Pairs remove the spread between easy and hard questions: the interval is that of the mean of the differences. The
-    test needs one answer for each question, and takes the first. Questions without a reward are left out; None if
-    none is left.
+    test needs one answer for each question, and takes the first one with a verdict. Questions without a verdict from
+    both models are left out; if all are, or right is not defined, the rewards are compared in the same way. None if no
+    question has a reward from both.
     """
-    by: Literal["right", "reward"] = "right" if first.has_verdicts and second.has_verdicts else "reward"
-    pairs = [
-        pair
-        for groups in zip(first.groups, second.groups, strict=True)
-        if all(pair := [_values(group, by) for group in groups])
-    ]
-    if not pairs:
-        return None
+    for by in ("right", "reward"):
+        pairs = _pairs(first, second, by)
+        if pairs:
+            return _comparison(pairs, by, len(first.groups))
+    return None
+
+
+Pairs = Sequence[tuple[Sequence[float], Sequence[float]]]
+"""What counts of the answers of a first and of a second model to each question."""
+
+
+def _pairs(first: Evaluation, second: Evaluation, by: Literal["right", "reward"]) -> Pairs:
+    values = [[_values(group, by) for group in evaluation.groups] for evaluation in (first, second)]
+    return [(before, after) for before, after in zip(*values, strict=True) if before and after]
+
+
+def _comparison(pairs: Pairs, by: Literal["right", "reward"], questions: int) -> PairedComparison:
     differences = [_mean(after) - _mean(before) for before, after in pairs]
     better = sum(after[0] > before[0] for before, after in pairs)
     worse = sum(after[0] < before[0] for before, after in pairs)
+    answers = 1 / _mean([1 / len(values) for pair in pairs for values in pair])
     return PairedComparison(
         by=by,
         difference=_mean(differences),
-        ci95=difference_interval(differences, first.k) if by == "right" else mean_interval(differences),
+        ci95=difference_interval(differences, answers) if by == "right" else mean_interval(differences),
         better=better,
         worse=worse,
         p=mcnemar(better, worse),
+        questions=len(pairs),
+        left_out=questions - len(pairs),
     )
 
 
 def _values(group: Group, by: Literal["right", "reward"]) -> list[float]:
     """Return the verdicts on the answers of a group as 1 and 0, or the rewards of those that are scored."""
     if by == "right":
-        return [float(rollout.right is True) for rollout in group.rollouts]
+        return [float(rollout.right) for rollout in group.rollouts if rollout.right is not None]
     return [rollout.reward for rollout in group.rollouts if rollout.scored]
 
 

@@ -19,6 +19,9 @@ from outdo.utils.errors import UserError
 from outdo.utils.outcome import EVALUATIONS, headline
 from outdo.utils.timing import Clock, span
 
+NO_RESULT = ("_low", "_high", "questions", "_answers", "_without_verdict", "_without_reward")
+"""The ends of the names of numbers that are no result: they say how sure another number is."""
+
 
 def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[str, float]:
     """Evaluate the policy after `step`, greedy and sampled at temperature 1; return the numbers (`Evaluation.metrics`).
@@ -36,7 +39,7 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
             numbers |= watcher.evaluated(step, groups)
     best = run.recipe.eval.best.name
     if step == 0 and best not in EVALUATIONS and headline(best, numbers) not in numbers:
-        known = ", ".join(name for name in numbers if not name.endswith(("_low", "_high", "questions")))
+        known = ", ".join(name for name in numbers if not name.endswith(NO_RESULT))
         raise UserError([f'eval.best = "{best}": the evaluation has no such number; it has {known}'])
     held_out_completions.write(held_out_completions.path_of(folder, step), completions)
     display.evaluated(step, numbers)
@@ -61,10 +64,10 @@ def _evaluate(
         watched = display.working(f"evaluating, {name}", completions_of(run.engine))
         with watched, Clock():  # an own clock: sampling and scoring here belong to no step
             evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
-        numbers |= evaluation.metrics(name)
+        numbers |= evaluation.metrics(name, defined=run.reward.gives_verdicts)
         groups[name] = evaluation.groups
         for each, part in _by_set(evaluation, sets).items():
-            of_set = {"questions": float(len(part.groups))} | part.metrics(name)
+            of_set = {"questions": float(len(part.groups))} | part.metrics(name, defined=run.reward.gives_verdicts)
             numbers |= {f"{each}/{metric}": value for metric, value in of_set.items()}
         completions += [
             ({"set": sets[completion["id"]]} if sets else {}) | dict(completion)

@@ -19,7 +19,8 @@ from outdo.run.export.find_model import ModelRef
 from outdo.run.folder.run_folder import read_metrics
 from outdo.utils.hub_names import is_local
 from outdo.utils.imports import resolve
-from outdo.utils.outcome import EVALUATIONS
+from outdo.utils.outcome import EVALUATIONS, left_out
+from outdo.utils.run_names import folder_name
 
 CARD = """---
 {metadata}
@@ -53,7 +54,7 @@ def card(source: ModelRef, *, is_adapter: bool = False, licence: str | None = No
     paper = _paper(recipe)
     return CARD.format(
         metadata=_metadata(source, recipe, is_adapter=is_adapter, licence=licence).to_yaml(),
-        title=source.run.name,
+        title=folder_name(source.run),
         what="An adapter (PEFT), trained from" if is_adapter else "Trained from",
         base=file_name(recipe.model),
         objective=recipe.train.objective.name,
@@ -85,7 +86,7 @@ def _metadata(source: ModelRef, recipe: Recipe, *, is_adapter: bool, licence: st
         metrics=list(dict.fromkeys(each.metric_type for each in results)) or None,
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "outdo", file_name(recipe.train.objective.name)],
-        model_name=source.run.name,
+        model_name=folder_name(source.run),
         eval_results=results or None,
     )
 
@@ -101,7 +102,7 @@ def _results(recipe: Recipe, after: Mapping[str, float]) -> list[EvalResult]:
             dataset_config=of_set,  # results of one type and configuration are merged
             metric_type=name,
             metric_value=after[key],
-            metric_name="held-out questions, greedy answers",
+            metric_name=", ".join(filter(None, ["held-out questions, greedy answers", left_out(key, after)])),
         )
         for of_set, paths in sets.items()
         for kind, name in METRICS.items()
@@ -164,7 +165,9 @@ def _table(before: Mapping[str, Any], after: Mapping[str, Any], step: int | None
 
 
 def _number(numbers: Mapping[str, float], name: str) -> str:
-    """Return a share in per cent, a reward as it is, and its confidence interval if it has one."""
+    """Return a share in per cent, a reward as it is, its confidence interval and what it leaves out, if it has them."""
     style = ".1%" if name.rpartition("/")[2] in EVALUATIONS else ".3f"
     ends = [f"{numbers[end]:{style}}" for end in (f"{name}_low", f"{name}_high") if end in numbers]
-    return f"{numbers[name]:{style}}" + (f" [{', '.join(ends)}]" if ends else "")
+    number = f"{numbers[name]:{style}}" + (f" [{', '.join(ends)}]" if ends else "")
+    missing = left_out(name, numbers)
+    return f"{number}, {missing}" if missing else number

@@ -66,14 +66,17 @@ def _standard_deviation(rewards: Tensor) -> float:
 def _right_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the share of right answers, and of groups with only right or only wrong ones; empty without verdicts.
 
-    Only answers that are scored count: one may have a verdict and no reward, as where `remax` has no baseline.
+    Only answers with a reward and a verdict count, and groups with one of them. An answer may have a verdict and no
+    reward, as where `remax` has no baseline.
     """
-    verdicts = [[each.right is True for each in group.rollouts if each.scored] for group in groups]
-    verdicts = [group for group in verdicts if group]
-    if not verdicts or all(rollout.right is None for group in groups for rollout in group.rollouts):
+    scored = [[each.right for each in group.rollouts if each.scored] for group in groups]
+    verdicts = [judged for group in scored if (judged := [right for right in group if right is not None])]
+    if not verdicts:
         return {}
     answers = [right for group in verdicts for right in group]
+    missing = sum(map(len, scored)) - len(answers)
     return {
+        **({"num_without_verdict": float(missing)} if missing else {}),
         "right": sum(answers) / len(answers),
         "frac_all_right": sum(map(all, verdicts)) / len(verdicts),
         "frac_all_wrong": sum(not any(group) for group in verdicts) / len(verdicts),

@@ -26,8 +26,14 @@ function evaluationsOf(runs) {
 function evaluated(run, metric) {
   const { steps, values } = run.metrics,
     [low, high] = bandOf(metric).map((name) => values[name] ?? []);
+  const at = (name, i) => values[name]?.[i] ?? null,
+    kind = metric.replace('_reward', ''),
+    without = `${kind}_without_${isAccuracy(metric) ? 'verdict' : 'reward'}`;
   const found = (values[metric] ?? []).flatMap((value, i) =>
-    known(value) ? [{ step: steps[i], value, low: low[i] ?? null, high: high[i] ?? null }] : [],
+    known(value)
+      ? [{ step: steps[i], value, low: low[i] ?? null, high: high[i] ?? null, missing: at(without, i),
+          answers: at(`${kind}_answers`, i) }]
+      : [],
   );
   return found.length > 1 ? { first: found[0], last: found.at(-1) } : null;
 }
@@ -163,6 +169,12 @@ function Intervals({ first, last }) {
       html`<p class="said quiet">95 % interval ${rangeText(first)} → ${rangeText(last)} %</p>`}`;
 }
 
+/** Say how many answers an evaluation leaves out, where it does. */
+function LeftOut({ metric, evaluation: { missing, answers, ...evaluation } }) {
+  return missing && answers && html`<p class="said quiet" data-test="left-out">${missing} of ${answers} without a
+    ${' '}${isAccuracy(metric) ? 'verdict' : 'reward'} ${when(evaluation)}</p>`;
+}
+
 function Tile({ title, detail, children }) {
   return html`<section class="tile" data-test="tile"><h3>${title} <span class="quiet">${detail}</span></h3>
     ${children}</section>`;
@@ -185,7 +197,8 @@ function Answer({ run }) {
       form = isAccuracy(metric) ? percent : figure;
     return html`<${Tile} title=${title} detail=${html`${detail} <${Role} metric=${metric} runs=${[run]} />`}>
       <${Way} from=${first.value} to=${last.value} form=${form} />
-      ${isAccuracy(metric) && html`<${Intervals} first=${first} last=${last} />`}<//>`;
+      ${isAccuracy(metric) && html`<${Intervals} first=${first} last=${last} />`}
+      <${LeftOut} metric=${metric} evaluation=${first} /><${LeftOut} metric=${metric} evaluation=${last} /><//>`;
   });
   const reward = summary(run, 'reward'),
     moved = movedAsPushed(run);

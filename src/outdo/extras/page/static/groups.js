@@ -27,10 +27,10 @@ function Rewards({ group }) {
     high = Math.max(1, ...values);
   const width = rows.length > 24 ? 3 : 6,
     height = 16;
-  const right = group.scored.filter((row) => row.right).length,
-    judged = group.scored.some((row) => row.right !== null);
+  const judged = group.scored.filter((row) => row.right !== null).length,
+    right = group.scored.filter((row) => row.right).length;
   return html`<svg class="rewards" width=${rows.length * width} height=${height} role="img"
-    aria-label=${judged ? `${OUTCOME_WORDS[group.outcome]}: ${right} right of ${rows.length}`
+    aria-label=${judged ? `${OUTCOME_WORDS[group.outcome]}: ${right} right of ${judged}`
       : `${OUTCOME_WORDS[group.outcome]}: mean ${figure(group.mean)}`}>
     ${rows.map((row, i) => {
       if (row.reward === null) return html`<path class="unscored" d=${`M${i * width} ${height - 1}h${width - 1}`} />`;
