@@ -16,6 +16,7 @@ from outdo.run.check.prompt_warnings import longest_prompt
 from outdo.run.folder.begin import why_taken
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.run_names import run_folder
+from outdo.utils.thinking import prefill_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -117,19 +118,29 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
         return tools_of(recipe.environment)
 
+    @cache
+    def lost() -> list[str]:
+        from outdo.run.check.reward_reading import lost_texts
+
+        return list(lost_texts(recipe, tokenizer()))
+
     def render(question: Question) -> Rendered:
         from outdo.data.prompts import prompt_of
+        from outdo.models.completion_text import rendered_text
         from outdo.models.special_tokens import special_tokens_in
 
-        data, text, tools = recipe.data, question.text, environment_tools()
+        data, asked, tools = recipe.data, question.text, environment_tools()
         how = {"template": data.prompt_template, **data.model_dump(include={"system", "special_tokens"})}
         ids = list(prompt_of(question, tokenizer=tokenizer(), tools=tools, **how).token_ids)
         unknown: Any = tokenizer().unk_token_id
+        text = rendered_text(tokenizer(), ids)
         return Rendered(
-            text=str(tokenizer().decode(ids)),
+            text=text,
             tokens=len(ids),
             unknown=0 if unknown is None else ids.count(unknown),
-            special=special_tokens_in(tokenizer(), [text, tools]),
+            special=special_tokens_in(tokenizer(), [asked, tools]),
+            prefill=prefill_of(text, asked),
+            lost=lost(),
         )
 
     return render

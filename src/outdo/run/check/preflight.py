@@ -52,6 +52,8 @@ class Rendered(NamedTuple):
     tokens: int = 0
     unknown: int = 0  # how many of the tokens are the tokenizer's unknown token
     special: Sequence[str] = ()  # special tokens in the text of the question and of its tools
+    prefill: str = ""  # what the prompt has written of the answer: see `outdo.utils.thinking.prefill_of`
+    lost: Sequence[str] = ()  # a sentence for each text that rewards look for, and that no completion has
 
 
 Render = Callable[[Question], Rendered]
@@ -117,6 +119,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     sample, prompts, unread = sample_of(recipe, facts, train, render)  # it may load torch
     refused, dropped = _overlong(recipe, facts, questions, sample, render)
     errors += [*unread, *refused]
+    notes += _prefills(prompts)
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
     found = estimate(recipe, facts, sample, machine, held_out=_evaluated(recipe, questions))
@@ -132,6 +135,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
             *_repetition(recipe, train),
             *_unknown_tokens(prompts),
             *_special_tokens(prompts, special=recipe.data.special_tokens),
+            *_lost(prompts),
             *rewards.warnings,
             *missing_variables(recipe),
             *dated_reward_models(recipe),
@@ -259,6 +263,21 @@ def _special_tokens(prompts: Mapping[str, Rendered], *, special: bool) -> Iterat
         yield (
             f"data.path: {len(affected)} of {counted(len(prompts), 'prompt')} looked at have special tokens in their "
             f"texts, question {question} for example {tokens[0]}; {end}"
+        )
+
+
+def _lost(prompts: Mapping[str, Rendered]) -> Sequence[str]:
+    return next((prompt.lost for prompt in prompts.values()), ())
+
+
+def _prefills(prompts: Mapping[str, Rendered]) -> Iterator[str]:
+    """Yield a sentence if prompts have written the beginning of their answers."""
+    written = {question: prompt.prefill for question, prompt in prompts.items() if prompt.prefill}
+    if written:
+        question, prefill = next(iter(written.items()))
+        yield (
+            f"prompts: {len(written)} of {len(prompts)} looked at have the beginning of the answer, {prefill!r} in "
+            f"question {question}: built-in rewards read it before the completion, other functions get it as `prefill`"
         )
 
 
