@@ -72,6 +72,35 @@ def test_imports_and_setup_of_a_row_precede_its_asserts(rewards: Callable[..., R
     assert rewards()([sample(fenced("def half(node): return 3"), tests, **row)])[0].value == 0.0
 
 
+TREE = "root = Node(1)\r\nroot.left = Node(2)\r\nroot.left.left = Node(3)\r\n"  # as a row of MBPP
+NODE = "class Node:\n    def __init__(self, data): self.data, self.left = data, None\n"
+HEIGHT = "def height(node): return 0 if node is None else 1 + height(node.left)\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "right"),
+    [(NODE + HEIGHT, True), (NODE + "def height(node): return 2", False), (HEIGHT, False), ("no Python", False)],
+)
+def test_setup_may_use_a_class_of_the_program(
+    program: str, right: bool, rewards: Callable[..., Reward], sample: Sample
+):
+    row = {"test_imports": ["from math import isclose"], "test_setup_code": f"import math\n{TREE}leaf = root.left.left"}
+    tests = [
+        "assert (height(root)) == 3",
+        "assert isclose(height(root.left), 2)",
+        "assert height(leaf) == math.pi // 3",
+    ]
+    output = rewards(seconds=2)([sample(fenced(program), tests, **row)])[0]
+    assert (output.status, output.right) == ("ok", right)
+
+
+def test_what_a_test_expects_may_not_come_from_the_program():
+    with pytest.raises(ValueError, match="a test expects what the program makes, root of the setup"):
+        parse_tests(["assert height(leaf) == root.data"], f"{TREE}leaf = root.left")
+    names = "from helpers import *\nroot = Node(1)"  # a star may bring any name
+    assert len(parse_tests(["assert f(1) == root.data"], names)) == 1
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -91,7 +120,7 @@ def test_imports_may_be_one_text_or_missing_and_setup_may_print(
     ("row", "reason"),
     [
         ({"test_imports": ["import numpy_of_nobody as np"]}, "ModuleNotFoundError: No module named 'numpy_of_nobody'"),
-        ({"test_setup_code": "root = Node(1)"}, "NameError: name 'Node' is not defined"),
+        ({"test_setup_code": "root = [][1]"}, "IndexError: list index out of range"),
         ({"test_setup_code": "while True: pass"}, "ended by timeout"),
     ],
 )

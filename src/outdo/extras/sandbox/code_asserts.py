@@ -48,6 +48,7 @@ def literal(value):
 module = sys.modules["program"] = types.ModuleType("program")
 exec(compile(job["setup"], "setup", "exec"), vars(module))
 exec(compile(job["program"], "program.py", "exec"), vars(module))
+exec(compile(job["setup_of_program"], "setup", "exec"), vars(module))
 for call in job["calls"]:
     try:
         line = literal(eval(call, vars(module)))
@@ -99,6 +100,8 @@ class AssertTests:
     """Expressions that call the program."""
     tests: Sequence[tuple[str, Sequence[int]]]
     """For each test an expression in which `_values[i]` stands for call number i, and the numbers of its calls."""
+    setup_of_program: str = ""
+    """Statements that need what the program defines, such as `root = Node(1)`: they follow the program."""
 
     def __len__(self) -> int:
         return len(self.tests)
@@ -110,7 +113,8 @@ class AssertTests:
             ValueError: the setup cannot be executed, which says nothing about the program.
             SandboxUnavailableError: a run of the sandbox failed.
         """
-        job = json.dumps({"setup": self.setup, "program": program, "calls": self.calls})
+        setup = {"setup": self.setup, "setup_of_program": self.setup_of_program}
+        job = json.dumps({**setup, "program": program, "calls": self.calls})
         called = completed(setting.sandbox.run(_CALL, job, setting.limits))
         lines = called.stdout.splitlines()[: len(self.calls)]
         values = lines + [""] * (len(self.calls) - len(lines))
@@ -150,23 +154,46 @@ def parse_asserts(source: str, setup: str = "") -> AssertTests:
     """Separate what each `assert` calls from what it expects.
 
     The program is called by a name that neither Python nor the setup defines: `f(1)[0]`, `Solution().f(1)`. A function
-    of Python that is applied to such a call alone belongs to it: `sorted(f(1))`.
+    of Python that is applied to such a call alone belongs to it: `sorted(f(1))`. A statement of the setup that uses a
+    name of the program, as some of MBPP do, is executed after the program, and only there.
 
     Raises:
         ValueError: a statement is no `assert`, or its call cannot be separated from what it expects.
     """
     statements = assert_statements(source)
-    defined = _names_defined(ast.parse(setup))
+    tree = ast.parse(setup)
+    defined = _names_defined(tree)
+    before, after = _divided(tree)
+    of_program = _names_defined(after)
     calls: list[str] = []
     tests: list[tuple[str, list[int]]] = []
     modules: set[str] = set()
     for statement in statements:
         separated = _Separated(statement, defined, len(calls))
+        if made := of_program & _names_used(separated.test):
+            shown = ast.unparse(statement)[:80]
+            raise ValueError(f"a test expects what the program makes, {min(made)} of the setup: {shown!r}")
         tests.append((ast.unparse(separated.test), [len(calls) + index for index in range(len(separated.calls))]))
         calls += separated.calls
         modules |= separated.modules
     imports = [f"import {module}" for module in sorted(modules)]
-    return AssertTests("\n".join([*imports, setup]), calls, tests)
+    return AssertTests("\n".join([*imports, ast.unparse(before)]), calls, tests, ast.unparse(after))
+
+
+def _divided(setup: ast.Module) -> tuple[ast.Module, ast.Module]:
+    """Return the statements of a setup that need nothing of the program, and all others, in their order."""
+    own = _names_defined(setup)
+    foreign = set() if "*" in own else _names_used(setup) - own - {*dir(builtins), *sys.stdlib_module_names}
+    size = -1
+    while len(foreign) > size:  # what is made of the program's classes is the program's, too
+        size = len(foreign)
+        made = [statement for statement in setup.body if _names_used(statement) & foreign]
+        foreign |= {name for statement in made for name in _names_defined(statement)}
+    return ast.Module([each for each in setup.body if each not in made], []), ast.Module(made, [])
+
+
+def _names_used(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _names_defined(tree: ast.AST) -> set[str]:
