@@ -1,8 +1,10 @@
-"""How `outdo eval` and `outdo generate` prompt a model and sample from it: the arguments, the run, or the defaults."""
+"""How `outdo eval`, `generate` and `chat` prompt a model and sample: by the arguments, the run, or the defaults."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from outdo.cli.template_option import read_template
 from outdo.config.recipe import Piece, Recipe
@@ -42,10 +44,14 @@ class Answering:
         """What questions and environments have in common."""
         return {"system": self.system, "special_tokens": self.special_tokens}
 
+    def set_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """Set the options and the date of the chat template; return the date, if the template writes one."""
+        set_chat_options(tokenizer, self.chat_options)
+        return keep_date(tokenizer, self.date)
+
     def prompts(self, questions: Sequence[Question], policy: Policy) -> Sequence[Prompt]:
         """Tokenise the questions. Raises `UserError` with every question that the model has no room for."""
-        set_chat_options(policy.tokenizer, self.chat_options)
-        keep_date(policy.tokenizer, self.date)
+        self.set_template(policy.tokenizer)
         return tokenise(
             questions,
             policy.tokenizer,

@@ -7,22 +7,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from outdo.cli.answering import answering
 from outdo.cli.arguments import Device, Engine, MaxTokens, RunOrModel
 from outdo.cli.output import print_line
-from outdo.models.chat_options import keep_date
-from outdo.models.completion_text import completion_text
+from outdo.models.completion_text import completion_text, rendered_text
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
-from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.build.engines import named_engine, open_engine
 from outdo.run.export.find_model import find_model
 from outdo.run.progress_bar import progress
 from outdo.types import Request
 from outdo.utils.rng import Stream
 from outdo.utils.text import escape_control
-
-MAX_TOKENS = 256
+from outdo.utils.thinking import prefill_of
 
 
 def command(
@@ -37,23 +35,22 @@ def command(
     """Answer each line until an empty one. A model with a chat template remembers the conversation, others do not."""
     console, source = Console(), find_model(model)
     piece = named_engine(engine, source.recipe)
+    how = answering("chat", source.recipe, k=1, temperature=temperature, max_tokens=max_tokens, template=None)
     with progress(f"loading {source.name}"):
-        policy = Policy.load(source.model, device=device)
+        policy = Policy.load(source.model, device=device, stop_token_ids=how.sampling.stop_token_ids)
         make_deterministic(policy.device)
-    data = source.recipe.data if source.recipe else None
-    how = {"template": data.prompt_template, **data.model_dump(include={"system", "special_tokens"})} if data else {}
-    limit = max_tokens or (source.recipe.sampling.max_tokens if source.recipe else MAX_TOKENS)
-    sampling = SamplingParams(temperature=temperature, max_tokens=limit)
+    date = how.set_template(policy.tokenizer)
     sampler = open_engine(piece, policy, seed=seed)
-    remembers = policy.tokenizer.chat_template is not None and how.get("template") is None
+    remembers = policy.tokenizer.chat_template is not None and how.template is None
     messages: list[dict[str, str]] = []
-    date = keep_date(policy.tokenizer)
     dated = f"; date in the chat template: {date}" * (date is not None)
     print_line(console, f"{source.name}; an empty line ends the conversation{dated}")
+    if how.environment is not None:
+        print_line(console, "note: the environment of the run, with its tools, takes no part in a chat")
     for turn, line in zip(count(1), _lines(console), strict=False):
         messages.append({"role": "user", "content": line})
         prompt = list(messages) if remembers else line
-        ids = encode_prompt(policy.tokenizer, prompt, **how)
+        ids = encode_prompt(policy.tokenizer, prompt, template=how.template, **how.in_prompts)
         if policy.context is not None and len(ids) >= policy.context:
             print_line(
                 console,
@@ -61,9 +58,11 @@ def command(
             )
             messages.clear()
             continue
-        request = Request(token_ids=tuple(ids), stream=Stream("chat", turn, "", 0), max_tokens=limit)
-        completion = completion_text(policy.tokenizer, sampler.generate([request], sampling)[0].token_ids)
-        messages.append({"role": "assistant", "content": completion})
+        longest = how.sampling.max_tokens
+        request = Request(token_ids=tuple(ids), stream=Stream("chat", turn, "", 0), max_tokens=longest)
+        completion = completion_text(policy.tokenizer, sampler.generate([request], how.sampling)[0].token_ids)
+        prefill = prefill_of(rendered_text(policy.tokenizer, ids))
+        messages.append({"role": "assistant", "content": prefill + completion})
         for text in completion.splitlines() or [""]:
             print_line(console, escape_control(text))
 
