@@ -54,6 +54,38 @@ def test_rewards_decide_where_the_share_right_cannot(page: Page, page_of: Callab
     open_page(page, page_of(folder))
     expect(by_test_id(page, "lead")).to_contain_text("The reward rose.")
     expect(by_test_id(page, "lead")).to_contain_text("0.6")
+    right = "The share of right answers is 10\u00a0%; it was 10\u00a0%, which may be chance."
+    expect(by_test_id(page, "lead")).to_contain_text(right)
+
+
+def test_what_is_known_of_right_answers_is_read_in_the_metrics(page: Page, page_of, tmp_path: Path):
+    """Answers in training have verdicts, and the held-out ones have none."""
+
+    def without_verdicts(line: dict[str, Any]) -> None:
+        for name in [name for name in line if name.startswith("eval/")]:
+            value = line.pop(name)
+            line[re.sub(r"(greedy|sampled)", r"\1_reward", name, count=1)] = value
+
+    run = changed(tmp_path / "rewards", without_verdicts)
+    (run / "summary.json").unlink()
+    open_page(page, page_of(run))
+    expect(by_test_id(page, "lead")).to_contain_text("No held-out answer of this run has a verdict, so it is not known")
+
+
+def test_a_reward_that_fell_is_not_said_to_have_risen(page: Page, page_of, tmp_path: Path):
+    """There is no evaluation; the mean over all groups of dynamic sampling fell, and that of the kept ones rose."""
+
+    def falls(line: dict[str, Any]) -> None:
+        for name in [name for name in line if name.startswith("eval/")]:
+            del line[name]
+        line |= {"reward": line["step"] / 10, "dynamic_sampling/reward": 1 - line["step"] / 10}
+        line["completions/repeated_ratio"] = 0.01 if line["step"] < 2 else 0.6
+
+    run = changed(tmp_path / "fell", falls)
+    (run / "summary.json").unlink()
+    open_page(page, page_of(run))
+    expect(by_test_id(page, "lead")).to_contain_text("The mean reward in training changed from 0.9 to 0.4")
+    expect(by_test_id(page, "lead")).not_to_contain_text("The reward rose")
 
 
 def test_interval_limits_and_constant_metrics_are_not_drawn(opened: Page):
@@ -96,7 +128,7 @@ def test_without_a_verdict_nothing_is_called_right(page: Page, page_of: Callable
         files.write(folder, step, table.set_column(place, "right", nulls))
     open_page(page, page_of(folder))
     expect(by_test_id(page, "lead")).to_contain_text("The mean reward of held-out answers is 0.82 after step 6")
-    expect(by_test_id(page, "lead")).to_contain_text("No rule of this run says which answers are right")
+    expect(by_test_id(page, "lead")).to_contain_text("No answer of this run has a verdict, so it is not known")
     expect(by_test_id(page, "lead")).to_contain_text("The reward rose.")
     expect(by_test_id(page, "lead")).not_to_contain_text("Yes")
     expect(page.locator("#groups")).to_contain_text("rewards differ")

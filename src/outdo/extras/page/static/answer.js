@@ -1,5 +1,5 @@
 // The answer to "Did training help?", above the curves: held-out accuracy before and after training (the mean reward,
-// where no rule says which answers are right), then whether the probabilities moved in the direction of their pushes.
+// where no answer has a verdict), then whether the probabilities moved in the direction of their pushes.
 'use strict';
 
 // The metrics that the tiles show: the findings do not repeat good news about them.
@@ -15,7 +15,7 @@ const EVALUATIONS = [
 ];
 const isAccuracy = (metric) => !metric.endsWith('_reward');
 
-/** Return the evaluations to show: accuracy if a rule says which answers are right, and else the mean reward. */
+/** Return the evaluations to show: accuracy if answers have verdicts, and else the mean reward. */
 function evaluationsOf(runs) {
   const made = EVALUATIONS.filter(([metric]) => runs.some((run) => evaluated(run, metric)));
   const accuracies = made.filter(([metric]) => isAccuracy(metric));
@@ -46,6 +46,20 @@ function summary(run, metric) {
   return [mean(values.slice(0, few)), mean(values.slice(-few))];
 }
 
+/** Return the mean reward of the policy: dynamic sampling chooses the groups of which `reward` is the mean. */
+function meanReward(run) {
+  const ofAll = 'dynamic_sampling/reward';
+  return summary(run, run.metrics.values[ofAll] ? ofAll : 'reward');
+}
+
+/** Return whether the held-out mean reward rose, or that in training if the former is not known. */
+function rewardRose(run) {
+  const made = EVALUATIONS.filter(([metric]) => !isAccuracy(metric)).map(([metric]) => evaluated(run, metric));
+  const ends = made.find(Boolean),
+    [first, last] = ends ? [ends.first.value, ends.last.value] : (meanReward(run) ?? [0, 0]);
+  return last > first;
+}
+
 const when = ({ step }) => (step === 0 ? 'before the first step' : `after step ${step}`);
 
 const UNDECIDED = 'Not certain yet.';
@@ -68,7 +82,7 @@ function verdict({ first, last }) {
 const doubtAbout = (ends) =>
   haveIntervals(ends) ? 'The 95\u00a0% intervals overlap.' : 'No 95\u00a0% interval is known.';
 
-// A higher reward is no proof of better answers: without a rule for right, the answer is about the reward alone.
+// A higher reward is no proof of better answers: without verdicts, the answer is about the reward alone.
 const OF_REWARDS = {
   'Yes.': 'The reward rose.',
   'No, it got worse.': 'The reward fell.',
@@ -121,15 +135,26 @@ function Doubt({ run }) {
     ${' '}${text.charAt(0).toUpperCase() + text.slice(1)}</p>`;
 }
 
+/** Say what is known of right answers where the mean reward answers. */
+function ofRight(run) {
+  const [metric] = evaluationsOf([run])[0];
+  if (isAccuracy(metric)) {
+    const { first, last } = evaluated(run, metric);
+    return `The share of right answers is ${percent(last.value)}; it was ${percent(first.value)}, which may be chance.`;
+  }
+  const judged = (run.metrics.values.right ?? []).some(known);
+  const who = judged ? 'No held-out answer' : 'No answer';
+  return `${who} of this run has a verdict, so it is not known whether more of them are right.`;
+}
+
 function Lead({ run }) {
   const found = decisive(run),
-    doubt = doubtOf(run),
-    rose = found ? found.ends.last.value > found.ends.first.value : true;
-  if (doubt && rose) return html`<p class="lead" data-test="lead"><b>The reward rose, and ${doubt}.</b>${' '}
+    doubt = doubtOf(run);
+  if (doubt && rewardRose(run)) return html`<p class="lead" data-test="lead"><b>The reward rose, and ${doubt}.</b>${' '}
     ${found && html`<span class="quiet">${isAccuracy(found.metric) ? 'The share of right' : 'The mean reward of'}
       ${' '}held-out answers went from ${percentOr(found, 'first')} to ${percentOr(found, 'last')}.</span>`}</p>`;
   if (!found) {
-    const reward = summary(run, 'reward');
+    const reward = meanReward(run);
     return reward && html`<p class="lead" data-test="lead">The run has fewer than two evaluations on held-out
       questions. The mean reward in training changed from
       ${' '}<b>${figure(reward[0])}</b> to <b>${figure(reward[1])}</b>.</p>`;
@@ -141,8 +166,8 @@ function Lead({ run }) {
   if (!isAccuracy(metric))
     return html`<p class="lead" data-test="lead"><b>${word}</b> The mean reward of held-out answers
       ${' '}is <b>${figure(ends.last.value)}</b> ${when(ends.last)}; ${when(ends.first)} it was
-      ${' '}<b>${figure(ends.first.value)}</b> (${kind}).${why} <span class="quiet">No rule of this run says which
-      answers are right, so it is not known whether they became better.</span></p>`;
+      ${' '}<b>${figure(ends.first.value)}</b> (${kind}).${why}
+      ${' '}<span class="quiet">${ofRight(run)}</span></p>`;
   return html`<p class="lead" data-test="lead"><b>${word}</b> The policy answers
     ${' '}<b>${percent(ends.last.value)}</b> of the held-out questions correctly ${when(ends.last)};
     ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b> (${kind}).${why}</p>`;
@@ -200,7 +225,7 @@ function Answer({ run }) {
       ${isAccuracy(metric) && html`<${Intervals} first=${first} last=${last} />`}
       <${LeftOut} metric=${metric} evaluation=${first} /><${LeftOut} metric=${metric} evaluation=${last} /><//>`;
   });
-  const reward = summary(run, 'reward'),
+  const reward = meanReward(run),
     moved = movedAsPushed(run);
   return html`<${Lead} run=${run} /><${RewardParts} run=${run} /><${Doubt} run=${run} /><${Examples} run=${run} />
     <div class="tiles">${evaluations}

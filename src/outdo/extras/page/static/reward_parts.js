@@ -1,8 +1,8 @@
 // The parts of the reward: which are trained on, and which are only watched, because their weight is 0.
 'use strict';
 
-const OF_PART = /^(?:eval\/(?:[^/]+\/)?(?:greedy|sampled)_)?rewards\/(.+)\/mean$/;
-const OF_SUM = /^(?:eval\/(?:[^/]+\/)?(?:greedy|sampled)_)?reward$/; // a watched part adds nothing to it
+const OF_PART = /^(?:eval\/(?:[^/]+\/)?(?:greedy|sampled)_|dynamic_sampling\/)?rewards\/(.+)\/mean$/;
+const OF_SUM = /^(?:eval\/(?:[^/]+\/)?(?:greedy|sampled)_|dynamic_sampling\/)?reward$/; // a watched part adds nothing to it
 
 /** Return whether a metric is of a reward that is trained on or watched; null if no reward of the runs is watched. */
 function roleOf(metric, runs) {
