@@ -2,7 +2,7 @@
 'use strict';
 
 const OF_PART = /^(?:eval\/(?:[^/]+\/)?(?:greedy|sampled)_|dynamic_sampling\/)?rewards\/(.+)\/mean$/;
-const OF_SUM = /^(?:eval\/(?:[^/]+\/)?(?:greedy|sampled)_|dynamic_sampling\/)?reward$/; // a watched part adds nothing to it
+const OF_SUM = /^(?:eval\/(?:[^/]+\/)?(?:greedy|sampled)_|dynamic_sampling\/)?reward$/; // without watched parts
 
 /** Return whether a metric is of a reward that is trained on or watched; null if no reward of the runs is watched. */
 function roleOf(metric, runs) {
