@@ -221,3 +221,19 @@ def test_a_step_is_written_once_and_rewind_allows_it_again(tmp_path: Path) -> No
     written(2, "again")
     assert parquet.read(tmp_path, 2)["text"].to_pylist() == ["again"]
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_truncated_completion_that_is_left_out_of_the_loss_was_sampled_all_the_same(tmp_path: Path) -> None:
+    tokens = {"loss_mask": [[0, 0, 0], [1, 1]], "old_logprobs": [[-1.0] * 3, [-1.0] * 2], "advantages": [1.0, -1.0]}
+    given = {
+        "prompts": [[3], [3]],
+        "completions": [[5, 6, 7], [8, 9]],
+        "rewards": [1.0, 0.0],
+        "truncated": [True, False],
+    }
+    record(tmp_path, step=1, tokenizer=TOKENIZER, **given, **tokens)
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    found = {name: line[name] for name in ("num_tokens", "completions/mean_length", "num_trained_tokens")}
+    assert found == {"num_tokens": 5, "completions/mean_length": 2.5, "num_trained_tokens": 2}
+    assert "num_environment_tokens" not in line
+    assert parquet.read(tmp_path, 1, ["clip"])["clip"].to_pylist()[0] == ["truncated"] * 3

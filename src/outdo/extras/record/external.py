@@ -61,7 +61,8 @@ class TokenValues:
     ref_logprobs: Numbers | None = None  # of the reference
     rollout_logprobs: Numbers | None = None  # as the engine reported them
     entropy: Numbers | None = None  # of the policy before the step
-    loss_mask: Numbers | None = None  # whether the policy chose the token and it is trained on; by default all are
+    loss_mask: Numbers | None = None  # whether the policy chose the token and it is trained on; by default all are.
+    # Of a truncated completion without such a token the policy chose all, and none is trained on.
     old_top: Sequence[Sequence[Top]] | None = None  # for each token, the most probable tokens before the step
     new_top: Sequence[Sequence[Top]] | None = None  # the same after the step
 
@@ -222,9 +223,11 @@ class _StepInput:
         given = self._value(place, "rewards", None)
         reward = math.nan if given is None else float(given)
         unknown, everywhere = [math.nan] * len(ids), [True] * len(ids)
+        trained = tuple(map(bool, self.per_token.get("loss_mask", {place: everywhere})[place]))
+        is_left_out = bool(self._value(place, "truncated", False)) and not any(trained)
         return Rollout(
             token_ids=ids,
-            loss_mask=tuple(map(bool, self.per_token.get("loss_mask", {place: everywhere})[place])),
+            loss_mask=tuple(everywhere) if is_left_out else trained,  # such an answer was sampled all the same
             logprobs=tuple(self.per_token.get("rollout_logprobs", {place: unknown})[place]),
             text=str(self.tokenizer.decode(list(ids), skip_special_tokens=True)),
             reward=reward if math.isfinite(reward) else 0.0,
@@ -241,9 +244,11 @@ class _StepInput:
         return otherwise if values is None else values[place]
 
     def with_token_values(self, batch: Batch) -> Batch:
-        """Return the batch with the given numbers of its tokens."""
+        """Return the batch with the given numbers of its tokens; it trains on no others than those of `loss_mask`."""
         names = ("advantages", "old_logprobs", "ref_logprobs")
-        return batch.with_(**{name: self.padded(name, batch) for name in names})
+        batch = batch.with_(**{name: self.padded(name, batch) for name in names})
+        trained = self.padded("loss_mask", batch)
+        return batch if trained is None else batch.with_(loss_mask=batch.loss_mask & trained.bool()).recounted()
 
     def padded(self, name: str, batch: Batch) -> Tensor | None:
         """Return the given numbers at the places of their tokens in the batch, zeros elsewhere. [B, T]"""
