@@ -54,6 +54,13 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         (["optim.algorithm=adam"], 'nothing is called "adam"; did you mean adamw?'),
         (["optim.algorithm.betas=0.9"], "optim.algorithm.betas: expected a list such as [0.9, 0.999], found 0.9"),
         (["rewards=overlong"], "rewards.overlong.cache: required"),
+        (
+            [
+                'environment={name = "tools", functions = "outdo.testing:tiny_model"}',
+                "rewards={name='reward_model', path='m', labels='exact', every=2}",
+            ],
+            "rewards.reward_model.labels: a reward model learns from answers to one prompt",
+        ),
         (["train.advantage=pass_at_k", "train.advantage.k=9"], "k = 9: a group has only 8 answers"),
         (
             ["train.advantage=pass_at_k", "train.kl_in_reward={name='k1', beta=0.1}"],

@@ -46,6 +46,24 @@ def values(outputs):
     return [each.value for each in outputs]
 
 
+def test_it_reads_all_messages_of_an_episode(policy):
+    model = RewardModel.from_policy(policy, device="cpu")
+    model.tokenizer.chat_template = CHAT_TEMPLATE
+    call = [{"role": "assistant", "content": "add 7 8"}, {"role": "user", "content": "15"}]
+    episodes = [
+        RewardInput(prompt="7+8=", completion="It is 15.", answer=None, messages=[*turns, LAST])
+        for turns in ([], call, [{**call[0], "content": "add 7 9"}, call[1]])
+    ]
+    asked = [{"role": "user", "content": "7+8="}]
+    expected = [model.encode([*asked, *episode.messages[:-1]], "It is 15.") for episode in episodes]
+    assert values(model(episodes)) == pytest.approx(model.scores(expected).tolist())
+    assert len(set(values(model(episodes)))) == 3
+    assert episodes[1].messages[:-1] == call
+
+
+LAST = {"role": "assistant", "content": "It is 15."}
+
+
 def even(completion):
     """The hidden rule: the answer's last digit is even."""
     return float(completion[-1] in "02468")

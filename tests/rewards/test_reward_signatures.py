@@ -31,7 +31,7 @@ def test_a_plain_function_gets_the_arguments_it_names(sample: Sample):
 
 
 def test_a_plain_function_may_take_every_column(sample: Sample):
-    assert values(lambda completion, **columns: columns["level"] + len(columns), [sample("a", level=3)]) == [9.0]
+    assert values(lambda completion, **columns: columns["level"] + len(columns), [sample("a", level=3)]) == [10.0]
 
 
 def test_messages_are_those_of_the_episode_and_else_the_column(sample: Sample):

@@ -121,6 +121,53 @@ def test_a_reward_that_does_not_prefer_the_reference_is_a_warning(model, data, t
     assert "rewards: the wrong answer scores at least as much as the reference answer (0 and 0)" in report.warnings
 
 
+@pytest.mark.parametrize(
+    ("options", "longest_prompt", "told"),
+    [
+        ("cache = 8", 16, None),
+        ("cache = 8, max_tokens = 40", 16, "cut at sampling.max_tokens = 32, gets 0 and not -1"),
+        ("cache = 20, max_tokens = 40", 16, "cut at sampling.max_tokens = 32, gets -0.6 and not -1"),
+        ("cache = 16", 44, "context of 64, for a prompt of data.max_prompt_tokens = 44, gets -0.25 and not -1"),
+        ("cache = 16, max_tokens = 20", 44, None),
+    ],
+)
+def test_a_penalty_for_long_answers_that_no_answer_gets_in_full_is_a_warning(
+    model, data, options, longest_prompt, told
+):
+    rewards = f'rewards=["exact", {{name = "overlong", {options}}}]'
+    limits = ("sampling.max_tokens=32", f"data.max_prompt_tokens={longest_prompt}")
+    report = check(recipe(model, data, rewards, *limits))
+    assert report.errors == []
+    found = [line for line in report.warnings if line.startswith("rewards.overlong.max_tokens")]
+    assert [told in line for line in found] == ([] if told is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"chat_template": "{{ messages }}"}, None),
+        ({}, "has no chat template, and reads an episode"),
+        (
+            {"chat_template": "{{ messages }}", "outdo_prompt": {"template": "({prompt})="}},
+            "was trained with a text template, and reads an episode",
+        ),
+    ],
+)
+def test_a_reward_model_that_cannot_read_episodes_is_a_mistake_with_an_environment(model, data, tmp_path, config, told):
+    scorer = tmp_path / "scorer"
+    shutil.copytree(model, scorer)
+    classifier = CONFIG | {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (scorer / "config.json").write_text(json.dumps(classifier))
+    (scorer / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "tools.py").write_text("def add(a: int) -> int:\n    return a\n")
+    rewards = f'rewards={{name = "reward_model", path = "{scorer}"}}'
+    environment = f'environment={{name = "tools", functions = "{tmp_path}/tools.py:add"}}'
+    alone, with_environment = (check(recipe(model, data, rewards, *more)).errors for more in ([], [environment]))
+    assert not any("reads an episode" in line for line in alone)
+    found = [line for line in with_environment if line.startswith(f"rewards.reward_model.path: {scorer}")]
+    assert [told in line for line in found] == ([] if told is None else [True])
+
+
 def test_a_chat_template_that_refuses_is_reported_once(model, data):
     def render(question):
         raise ModelError("the chat template refuses the prompt")

@@ -14,6 +14,7 @@ from outdo.utils.errors import UserError, did_you_mean
 from outdo.utils.extras import load_extra
 from outdo.utils.imports import signature_of
 from outdo.utils.options import ANYTHING, Check, is_text, no_such_name, option_mistakes
+from outdo.utils.reward_names import REWARD_MODEL
 
 BY_ROW_OPTIONS: Mapping[str, Check] = {
     "environments": ANYTHING,
@@ -87,6 +88,11 @@ def check_environment(recipe: Recipe) -> Iterator[str]:
     yield from environment_mistakes(piece)
     if any(reward.name == ENVIRONMENT_REWARD and reward.weight != 1 for reward in recipe.rewards):
         yield f'rewards: "{ENVIRONMENT_REWARD}" takes no weight; what the environment gives is added as it is'
+    if any(reward.name == REWARD_MODEL and "labels" in reward.options for reward in recipe.rewards):
+        yield (
+            f"rewards.{REWARD_MODEL}.labels: a reward model learns from answers to one prompt, and the episodes of an "
+            "environment differ before their last turn; leave `labels` and its options out"
+        )
     if recipe.data.prompt_template is not None:
         yield "data.template: an environment needs the model's own chat template; leave it out"
 

@@ -31,9 +31,11 @@ ARGUMENTS = {
     SignatureKind.verl: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
     SignatureKind.verl_batch: frozenset({"data_sources", "solution_strs", "ground_truths", "extra_infos"}),
     SignatureKind.plain: frozenset(
-        {"prompt", "rendered_prompt", "prefill", "completion", "completion_ids", "messages", "answer"}
+        {"prompt", "rendered_prompt", "prefill", "completion", "completion_ids", "sampled_ids", "messages", "answer"}
     ),
-    SignatureKind.cs336: frozenset({"prompt", "prefill", "response", "ground_truth", "completion_ids", "answer"}),
+    SignatureKind.cs336: frozenset(
+        {"prompt", "prefill", "response", "ground_truth", "completion_ids", "sampled_ids", "answer"}
+    ),
 }
 """Parameters that a function can always have, whatever columns the data has."""
 

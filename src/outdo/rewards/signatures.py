@@ -261,6 +261,7 @@ def _plain_arguments(sample: RewardInput) -> dict[str, Any]:
         "prefill": sample.prefill,
         "completion": sample.completion,
         "completion_ids": list(sample.completion_ids),
+        "sampled_ids": list(sample.sampled_ids or sample.completion_ids),
         "messages": list(sample.messages) or sample.columns.get("messages", []),
         "answer": sample.answer,
     }
@@ -295,7 +296,8 @@ def _verl_reference(sample: RewardInput) -> Any:
 def _trl_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:
     """Return the columns as lists, the answer under `answer`.
 
-    Completions are messages if the prompts are, and in an episode of several turns.
+    Completions are messages if the prompts are, and in an episode of several turns. Then their token ids are those of
+    all of these messages, with the results of tools, as in TRL.
     """
     names = dict.fromkeys(name for sample in inputs for name in sample.columns)
     return {
@@ -303,7 +305,7 @@ def _trl_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:
         "answer": [sample.answer for sample in inputs],
         "prompts": [sample.prompt for sample in inputs],
         "completions": [_trl_completion(sample) for sample in inputs],
-        "completion_ids": [list(sample.completion_ids) for sample in inputs],
+        "completion_ids": [list(sample.episode_ids or sample.completion_ids) for sample in inputs],
         "prefills": [sample.prefill for sample in inputs],
     }
 

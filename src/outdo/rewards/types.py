@@ -34,7 +34,7 @@ class RewardInput:
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The columns of the row under their own names."""
     completion_ids: Sequence[int] = ()
-    """The token ids that were sampled, including the end-of-sequence token."""
+    """The token ids of `completion`, including the end-of-sequence token."""
     rendered_prompt: str = ""
     """The prompt as the policy read it, after the chat template, with all special tokens; empty where nothing was
     rendered."""
@@ -43,6 +43,18 @@ class RewardInput:
     `outdo.utils.thinking.prefill_of`."""
     messages: Sequence[Mapping[str, Any]] = ()
     """In an episode of several turns, all messages after the prompt; `completion` is the last turn of the policy."""
+    episode_ids: Sequence[int] = ()
+    """The token ids of `messages`, with those that the environment wrote."""
+    sampled_ids: Sequence[int] = ()
+    """Those of them that the policy sampled."""
+
+    @property
+    def before(self) -> str | list[dict[str, Any]]:
+        """The question, and in an episode of several turns all messages before the last one, which is `completion`."""
+        if len(self.messages) < 2:
+            return self.prompt
+        question = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
+        return [*question, *map(dict, self.messages[:-1])]
 
     @property
     def answer_text(self) -> str:
@@ -69,6 +81,8 @@ def reward_input(
     rendered_prompt: str = "",
     prefill: str | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
+    episode_ids: Sequence[int] = (),
+    sampled_ids: Sequence[int] = (),
 ) -> RewardInput:
     """Return what a reward sees of one answer to a prompt. Chat messages are copied: a reward may change its own.
 
@@ -83,6 +97,8 @@ def reward_input(
         rendered_prompt=rendered_prompt,
         prefill=prefill_of(rendered_prompt, prompt.text) if prefill is None else prefill,
         messages=[dict(message) for message in messages],
+        episode_ids=episode_ids,
+        sampled_ids=sampled_ids,
     )
 
 

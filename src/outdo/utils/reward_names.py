@@ -9,6 +9,9 @@ from outdo.utils.imports import names_of
 REWARD_MODEL = "reward_model"
 """The reward that is a trained model; a run adds it after the other rewards."""
 
+KEPT_PROMPT = "outdo_prompt"
+"""The entry of a reward model's `tokenizer_config.json` with the text that stands around its prompts."""
+
 
 def name_and_source(spec: str) -> tuple[str, str]:
     """Return the name of a reward of a recipe, and that of its file or module; a built-in reward has no source."""

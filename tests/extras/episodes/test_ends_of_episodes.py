@@ -16,6 +16,7 @@ from outdo.extras.agents.agent import Agent
 from outdo.extras.episodes.adapt import adapt, episode_maker
 from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.episode import Reply
+from outdo.rewards import load_reward
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.evaluation.evaluation import Evaluation
 from outdo.run.metrics.metrics import step_metrics
@@ -144,15 +145,17 @@ def asking(**limits: Any) -> Callable[..., float]:
     return run
 
 
-def asking_until(refused: int) -> Callable[..., float]:
-    """An agent that goes on until a call gets nothing."""
+def asking_until_refused(calls: int) -> Callable[..., float]:
+    """An agent that goes on, for so many calls at most, until one gets nothing."""
 
     def run(row: dict[str, Any], base_url: str) -> float:
         messages = list(row["messages"])
         with openai.OpenAI(base_url=base_url, api_key="any", max_retries=0) as client:
-            for _ in range(refused):
+            for _ in range(calls):
                 answer = client.chat.completions.create(model="any", messages=messages).choices[0].message
                 messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": "x" * 40}]
+                if not answer.content:
+                    break
         return 0.5
 
     return run
@@ -198,14 +201,17 @@ WAYS: dict[str, Way] = {
     "nothing to read of OpenRLHF": (partial(made_by, OfOpenRlhf, done=False), LIMIT),
     "the limit of turns": (partial(saying, "Again.", turns=1), LIMIT),
     "the limit of turns, in the middle of calls": (partial(saying, Reply(messages=AGAIN), turns=1), LIMIT),
-    "the limit of calls": (partial(agent, asking_until(2), calls=1), {STOP: TURNS, LENGTH: TURNS, ABORT: TURNS}),
+    "the limit of calls": (
+        partial(agent, asking_until_refused(2), calls=1),
+        {STOP: TURNS, LENGTH: TURNS, ABORT: TURNS},
+    ),
     "no room for a reply": (partial(saying, "x" * ROOM), NO_ROOM),
     "no room in the context": (partial(saying, "Again.", context=30), NO_ROOM),
-    "no room for a call": (partial(agent, asking_until(9), calls=99), NO_ROOM),
+    "no room for a call": (partial(agent, asking_until_refused(9), calls=99), dict.fromkeys(NO_ROOM, LENGTH)),
     "the environment fails": (partial(saying, RuntimeError("no"), max_failed=1.0), FAILED),
     "the environment returns nonsense": (partial(saying, 7, max_failed=1.0), FAILED),
     "its last reward fails": (partial(saying, Reply(done=True), made=FailsAtTheEnd, max_failed=1.0), DECLARED),
-    "an agent fails": (partial(agent, failing, max_failed=1.0), dict.fromkeys((STOP, LENGTH, ABORT), ERROR)),
+    "an agent fails": (partial(agent, failing, max_failed=1.0), dict.fromkeys(FAILED, ERROR)),
 }
 """What makes the environment, and for the reason of a turn that of its episode."""
 
@@ -221,6 +227,7 @@ def play(environment: Dialogue | Agent, reason: FinishReason) -> Group:
         return Completion(token_ids=tokens, logprobs=(-1.0,) * len(tokens), finish_reason=ended, policy_version=0)
 
     prompts, sampling = [question(environment.template)], SamplingParams(max_tokens=ROOM)
+    environment.reward = load_reward({"name": "overlong", "max_tokens": ROOM, "cache": ROOM})
     engine = ScriptedEngine(answer, tokenizer)
     (group,) = environment.rollouts(engine, prompts, 1, sampling, step=1, purpose="train")
     return group
@@ -261,6 +268,7 @@ def test_an_episode_ends_as_the_table_says_and_everybody_takes_it_so(way: str, r
     assert shares(group) == {float(cut)}
     if rollout.scored:
         batch = Batch.from_groups([group])
+        assert rollout.reward_parts["overlong"] == -sum(rollout.loss_mask) / ROOM
         assert trained(batch) is not cut
         assert value_after(batch) == (5.0 if cut else 0.0)
 

@@ -31,6 +31,10 @@ TEXT_OR_LIST = ("report_to", "train_files", "val_files", "target_modules")
 """Last parts of settings that are a text or a list of them."""
 
 
+RESULTS_COUNT = "in an episode with tools their results count there as well; overlong counts what the policy sampled"
+"""What a penalty for long answers means elsewhere."""
+
+
 class Given:
     """The settings of another library: those that are written down, over the library's defaults.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from outdo.extras.convert.conversion import (
     OWN_ENGINE,
+    RESULTS_COUNT,
     Conversion,
     Rule,
     as_list,
@@ -251,6 +252,8 @@ def _rewards(c: Conversion) -> None:
     if given["overlong_buffer_len"]:
         factor = float(given["overlong_penalty_factor"])
         rewards.append({"name": "overlong", "weight": factor, "cache": int(given["overlong_buffer_len"])})
+        if given.written.get("agent_func_path"):  # which is reported by itself
+            c.remark("overlong_buffer_len", RESULTS_COUNT)
     if rewards:
         c.settings["rewards"] = rewards[0] if len(rewards) == 1 else rewards
     low, high = c.pair("reward_clip_range", (-10, 10))

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from outdo.extras.convert.conversion import (
+    RESULTS_COUNT,
     Conversion,
     Given,
     Rule,
@@ -290,11 +291,17 @@ def _during_the_run(c: Conversion) -> None:
     if given.changed("save_steps") and given["save_steps"] >= 1:
         c.settings["checkpoint.every"] = c.steps_of(given["save_steps"])
     put_trackers(c, "report_to")
-    if given["tools"]:
-        c.settings["environment"] = {"name": "tools", "functions": given["tools"]}
     if folder := str(given["output_dir"] or given["run_name"] or ""):
         c.settings["run"] = folder.rpartition("/")[2] if {"..", "~"} & set(folder.split("/")) else folder
     c.settings["seed"] = given["seed"]
+
+
+def _tools(c: Conversion) -> None:
+    if not c.given["tools"]:
+        return
+    c.settings["environment"] = {"name": "tools", "functions": c.given["tools"]}
+    if "'name': 'overlong'" in str(c.settings.get("rewards")):
+        c.remarks.append(f"get_soft_overlong_punishment: {RESULTS_COUNT}")
 
 
 RULES: tuple[Rule, ...] = (
@@ -308,4 +315,5 @@ RULES: tuple[Rule, ...] = (
     _sampling,
     _optimiser,
     _during_the_run,
+    _tools,
 )

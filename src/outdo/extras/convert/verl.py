@@ -8,6 +8,7 @@ from typing import Any
 
 from outdo.extras.convert.conversion import (
     OWN_ENGINE,
+    RESULTS_COUNT,
     Conversion,
     Rule,
     as_list,
@@ -287,6 +288,8 @@ def _rewards(c: Conversion) -> None:
         if given[f"{prefix}.enable"] and isinstance(cache, int):
             weight = float(factor) if isinstance(factor, int | float) else 1.0
             rewards.append({"name": "overlong", "weight": weight, "cache": cache})
+            if given.written.get(f"{ROLLOUT}.multi_turn.enable"):  # which is reported by itself
+                c.remark(f"{prefix}.len", RESULTS_COUNT)
     c.settings["rewards"] = rewards[0] if len(rewards) == 1 else rewards
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 from transformers import PreTrainedTokenizerBase
 
@@ -57,6 +58,22 @@ class Conversation:
     counts: Counter[str] = field(default_factory=Counter)  # of events; those of the player when it has ended
     tool_seconds: dict[str, list[float]] = field(default_factory=dict)  # see `Rollout.tool_seconds`; the same
     forks: list[tuple[int, int]] = field(default_factory=list)  # see `Rollout.forks`
+
+    @property
+    def episode_ids(self) -> list[int]:
+        """The tokens of `messages`: from the first that was sampled, up to further conversations of an agent."""
+        return self.token_ids[self._of_messages]
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        """Those of `episode_ids` that the policy sampled."""
+        of_messages = self._of_messages
+        return list(compress(self.token_ids[of_messages], self.sampled[of_messages]))
+
+    @property
+    def _of_messages(self) -> slice:
+        end = self.forks[0][0] - len(self.prompt.token_ids) if self.forks else len(self.token_ids)
+        return slice(self.sampled.index(True) if any(self.sampled) else end, end)
 
     def add_turn(self, completion: Completion, text: str, prefill: str) -> None:
         """Append what the policy sampled."""
@@ -218,6 +235,8 @@ def score_conversations(
             rendered_prompt=rendered[each.prompt.token_ids],
             prefill=each.prefill,
             messages=each.messages,
+            episode_ids=each.episode_ids,
+            sampled_ids=each.sampled_ids,
         )
         for each in conversations
     ]

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedTokenizerBase
 
-ENTRY = "outdo_prompt"
+from outdo.utils.reward_names import KEPT_PROMPT
 
 
 def keep_prompt(tokenizer: PreTrainedTokenizerBase, *, template: str | None, system: str | None) -> None:
     """Write template and system message into the configuration that is saved with the tokenizer."""
     given = {name: text for name, text in (("template", template), ("system", system)) if text is not None}
-    tokenizer.init_kwargs.pop(ENTRY, None)
+    tokenizer.init_kwargs.pop(KEPT_PROMPT, None)
     if given:
-        tokenizer.init_kwargs[ENTRY] = given
+        tokenizer.init_kwargs[KEPT_PROMPT] = given
 
 
 def kept_prompt(
@@ -27,5 +27,5 @@ def kept_prompt(
 
     A template that is given replaces both: it may have no place for the system message that was kept.
     """
-    kept: Mapping[str, str] = tokenizer.init_kwargs.get(ENTRY, {}) if template is None else {}
+    kept: Mapping[str, str] = tokenizer.init_kwargs.get(KEPT_PROMPT, {}) if template is None else {}
     return kept.get("template", template), kept.get("system") if system is None else system

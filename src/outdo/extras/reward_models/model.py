@@ -331,7 +331,7 @@ class RewardModel(MicroBatched):
 
     def _encode_or_fail(self, reward_input: RewardInput) -> tuple[int, ...] | RewardOutput:
         try:
-            row = self.encode(reward_input.prompt, reward_input.completion)
+            row = self.encode(reward_input.before, reward_input.completion)
         except ModelError as error:
             return output_without_value(Status.failed, str(error), self.name)
         if self.context is not None and len(row) > self.context:

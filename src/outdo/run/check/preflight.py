@@ -26,12 +26,14 @@ from outdo.data.questions import Question
 from outdo.data.splits import Questions, load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, conversion_notes, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
+from outdo.rewards.overlong import overlong
 from outdo.rewards.right import UNDEFINED
 from outdo.run.check import cost
 from outdo.run.check.estimate import Machine, Sample, estimate
 from outdo.run.check.prompt_warnings import (
     chat_option_faults,
     date_notes,
+    episode_faults,
     longest_prompt,
     overlong_prompts,
     question_warnings,
@@ -104,7 +106,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     try:
         facts = inspect_folder(recipe.model)
         notes += [*_model_notes(recipe, facts), *date_notes(recipe, facts)]
-        warnings += [*_context(recipe, facts), *template_warnings(recipe, facts)]
+        warnings += [*_context(recipe, facts), *_overlong_limit(recipe, facts), *template_warnings(recipe, facts)]
         errors += [*_frozen_weights(recipe, facts), *_whole_model(recipe, facts), *divided_heads(recipe, facts)]
         errors += chat_option_faults(recipe, facts)
     except ModelError as error:
@@ -162,6 +164,8 @@ def _other_models(recipe: Recipe) -> Iterator[str]:
                 other = inspect_folder(path, kind)
                 if kind is LANGUAGE_MODEL:
                     yield from (f"{key}: {line}" for line in divided_heads(recipe, other))
+                else:
+                    yield from episode_faults(recipe, path, other)
             except ModelError as error:
                 yield from (f"{key}: {line}" for line in str(error).splitlines())
 
@@ -341,6 +345,23 @@ def _context(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
             f"data.max_prompt_tokens + sampling.max_tokens = {longest} is more than the model's context of {context}: "
             f"prompts of more than {context - 1} tokens are left out, and an answer ends at the end of the context"
         )
+
+
+def _overlong_limit(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence for each reward `overlong` whose limit no answer reaches, because it is cut before."""
+    prompt, context = recipe.data.max_prompt_tokens, facts.max_positions
+    rooms = {f"sampling.max_tokens = {recipe.sampling.max_tokens}": recipe.sampling.max_tokens}
+    if context is not None:
+        rooms[f"the model's context of {context}, for a prompt of data.max_prompt_tokens = {prompt}"] = context - prompt
+    cut_by, room = min(rooms.items(), key=lambda each: each[1])
+    for options in (recipe.options_of(reward) for reward in recipe.rewards if reward.name == "overlong"):
+        limit, cache = options["max_tokens"], options.get("cache")
+        if isinstance(limit, int) and isinstance(cache, int) and 0 < cache <= limit and room < limit:
+            value = overlong("", range(max(0, room)), max_tokens=limit, cache=cache)
+            yield (
+                f"rewards.overlong.max_tokens = {limit}: no answer is as long; one that is cut at {cut_by}, gets "
+                f"{value:g} and not -1"
+            )
 
 
 def _repetition(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:

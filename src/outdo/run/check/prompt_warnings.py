@@ -15,6 +15,7 @@ from outdo.models.inspect_folder import ModelFacts
 from outdo.models.template_header import DATE, without_header
 from outdo.models.template_source import draws, options_without_effect, reads_clock, sources_of
 from outdo.run.check.estimate import Sample
+from outdo.utils.reward_names import KEPT_PROMPT, REWARD_MODEL
 from outdo.utils.text import counted
 
 
@@ -96,6 +97,18 @@ def chat_option_faults(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     """Yield a sentence if the recipe has options for a chat template, and the model has none."""
     if recipe.data.chat_options and facts.folder is not None and not chat_template_in(facts.folder):
         yield "data.template: the model has no chat template, so that it has no options; for text write a string"
+
+
+def episode_faults(recipe: Recipe, path: str, facts: ModelFacts) -> Iterator[str]:
+    """Yield a sentence if a reward model cannot read the episodes of an environment: it reads them as messages."""
+    folder = facts.adapter or facts.folder  # an adapter has its own tokenizer
+    if recipe.environment is None or folder is None:
+        return
+    key, reads = f"rewards.{REWARD_MODEL}.path: {path}", "and reads an episode of several turns as messages"
+    if "template" in _table(folder / "tokenizer_config.json").get(KEPT_PROMPT, {}):
+        yield f"{key} was trained with a text template, {reads}: train one with a chat template"
+    elif not chat_template_in(folder):
+        yield f"{key} has no chat template, {reads}: give its tokenizer that of its training"
 
 
 def chat_template_in(folder: Path | None) -> list[str]:
