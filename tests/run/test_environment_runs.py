@@ -143,6 +143,51 @@ def test_a_run_measures_its_turns_and_its_calls(game: Path) -> None:
     assert lines[-1]["sampling/sampling_logp_difference/max"] < 1e-5
 
 
+ENDS = """
+from outdo import Reply
+
+
+def exact(completion, answer):
+    return float(completion == answer)
+
+
+class Ends:
+    def reply(self, message):
+        self.length = len(message["content"])
+
+    def final_reward(self):
+        return self.length % 2
+
+
+class Gym:
+    def reset(self, *, seed, options):
+        return "", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+"""
+
+
+def test_gdpo_adds_what_an_environment_gives_at_the_end_with_the_weight_1(game: Path) -> None:
+    (game / "ends.py").write_text(ENDS)
+    settings = (*SETTINGS, "train.advantage=gdpo", "rewards=ends.py:exact", "steps=2", "environment=ends.py:Ends")
+    assert "a turn (Reply.reward) ends the run" in " ".join(outdo_(game, "check", "recipe.toml", *settings).split())
+    outdo_(game, "train", "recipe.toml", "run=./gdpo", *settings, 'sampling.stop=["a", "e", "1"]')
+    first, _ = metrics(game / "gdpo")
+    assert {"rewards/exact/mean", "rewards/environment/mean"} <= first.keys()
+    assert first["grad_norm"] > 0
+
+
+def test_gdpo_refuses_rewards_of_turns_in_one_sentence(game: Path) -> None:
+    (game / "ends.py").write_text(ENDS)
+    settings = (*SETTINGS, "train.advantage=gdpo", "rewards=ends.py:exact", "steps=1")
+    said = outdo_(game, "train", "recipe.toml", "run=./turns", *settings, status=2)
+    assert "Traceback" not in said
+    assert "let the environment give its reward when the episode has ended" in " ".join(said.split())
+    known = outdo_(game, "check", "recipe.toml", *settings, "environment=ends.py:Gym", status=2)
+    assert "ends.py:Gym rewards every turn, which gdpo would lose: use turn_to_go" in " ".join(known.split())
+
+
 def test_a_run_is_not_resumed_with_another_environment_or_other_code_of_it(game: Path) -> None:
     for file, change in {"game.py": "# changed\n", "helper.py": "# changed\n"}.items():
         code = (game / file).read_text()

@@ -14,6 +14,7 @@ from outdo.config.names import (
     SCALED_IN_THE_GROUP,
     WITH_CRITIC,
     WITHOUT_RATIO,
+    WITHOUT_TURN_REWARDS,
 )
 from outdo.config.options import is_of_surrogate, needs_reference, samples_elsewhere, starts_from_the_engine
 from outdo.config.recipe import Recipe
@@ -158,6 +159,15 @@ def _unused_critic(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
         yield f"train.critic has no effect: {name} does not use values"
 
 
+def _rewards_of_turns(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
+    name = recipe.advantage.name
+    if recipe.environment is not None and name in WITHOUT_TURN_REWARDS:
+        yield (
+            f"{name} compares whole episodes: rewards that the environment gives when they have ended count, and one "
+            "that it gives for a turn (Reply.reward) ends the run"
+        )
+
+
 NOTES: Sequence[NoteRule] = (
     _without_later_steps,
     _options_of_a_replaced_surrogate,
@@ -172,4 +182,5 @@ NOTES: Sequence[NoteRule] = (
     _nothing_corrects_for_older_weights,
     _tokens_that_are_never_sampled,
     _unused_critic,
+    _rewards_of_turns,
 )

@@ -146,6 +146,9 @@ INCOMPATIBLE_WITH_KL_IN_REWARD = {
 }
 """Advantages that do not work if the KL is subtracted from the reward, and why."""
 
+WITHOUT_TURN_REWARDS = frozenset({"gdpo"})
+"""Advantages that would lose the rewards of single turns, and refuse them."""
+
 SCALED_IN_THE_GROUP = ("group_standardised", "sign", "turn_centred")
 """Advantages that are as large where rewards hardly differ as where they differ much."""
 
@@ -243,7 +246,7 @@ ATTENTIONS = ("auto", "shared", "padded", "flash_attention_2", "flex_attention",
 """The ways to compute attention, and the kernels of the shared way."""
 
 ENVIRONMENT_REWARD = "environment"
-"""The reward of a recipe whose environment gives all rewards."""
+"""The reward of a recipe whose environment gives all rewards, and the part of a reward that an environment adds."""
 
 TOOLS = "tools"
 """The environment that is a list of functions."""

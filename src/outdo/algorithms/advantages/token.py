@@ -29,6 +29,7 @@ from outdo.algorithms.requirements import Requires, requirements_of, requires, r
 from outdo.algorithms.shapes import TOKENS, check_shape
 from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
+from outdo.utils.errors import UserError
 from outdo.utils.outcome import RIGHT
 
 # ---------------------------------------------------------------------------------------------- one advantage a rollout
@@ -59,15 +60,22 @@ def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float
     adds 0; parts that cancel give 0, not the rounding of their sum. `weights` are given by the name of the part, and
     are 1 by default. It is TRL's "normalize_then_sum"; verl takes the last mean and deviation over tokens instead.
 
-    Raises ValueError if the batch has no reward parts, or has rewards per token, or if a part has no weight.
+    Raises `UserError` if the batch has no reward parts, or has rewards per token, or if a part has no weight.
     """
     if batch.token_rewards is not None:
-        raise ValueError("gdpo reads the parts of the reward: rewards per token, as a KL penalty sets, would be lost")
+        raise UserError(
+            [
+                "gdpo compares the parts of the reward of whole answers, and would lose the rewards of single turns or "
+                "tokens: let the environment give its reward when the episode has ended (final_reward, group_rewards), "
+                "or use turn_to_go; leave out a KL penalty"
+            ]
+        )
     parts = batch.reward_parts
     if not parts and batch.scored.any():
-        raise ValueError("gdpo needs the parts of the reward, and the batch has none")
+        raise UserError(["gdpo needs the parts of the reward, and the batch has none"])
     if unknown := sorted(set(parts) - set(parts if weights is None else weights)):
-        raise ValueError(f"gdpo: no weight for {', '.join(unknown)}; there are weights for {', '.join(weights or ())}")
+        given = ", ".join(weights or ())
+        raise UserError([f"gdpo: no weight for {', '.join(unknown)}; there are weights for {given}"])
     total, sizes = torch.zeros_like(batch.rewards), torch.zeros_like(batch.rewards)  # [B]
     for name, part in parts.items():
         applies = batch.scored & ~part.isnan()

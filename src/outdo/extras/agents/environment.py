@@ -73,6 +73,10 @@ class AgentKind:
             **limits_of(piece),
         )
 
+    def rewards_turns(self, piece: Piece) -> bool:
+        """Return False: an agent gives one reward, when it has ended."""
+        return False
+
     def examine(
         self, piece: Piece, tokenizer: PreTrainedTokenizerBase, *, end_ids: Collection[int], system: str | None
     ) -> list[str]:

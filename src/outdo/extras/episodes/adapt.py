@@ -108,6 +108,8 @@ class SkyrlEpisode(AdaptedEpisode):
     It is made when the episode begins, because its constructor gets the row.
     """
 
+    rewards_turns = True
+
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
         super().__init__(None)
         self.make = make
@@ -198,6 +200,8 @@ class TextArenaEpisode(AdaptedEpisode):
 class OpenRlhfEpisode(AdaptedEpisode):
     """An agent of OpenRLHF. Its feedback is text that follows the turn as it is, without the chat template."""
 
+    rewards_turns = True
+
     def __init__(self, agent: Any) -> None:
         super().__init__(agent)
         self.observation = ""
@@ -228,6 +232,8 @@ class GymEpisode(AdaptedEpisode):
 
     `reset` gets the row as `options`. Its observation is added to the last message of the prompt.
     """
+
+    rewards_turns = True
 
     def begin(self, prompt: Prompt) -> str:
         """Reset the environment, and return the first observation."""

@@ -31,6 +31,7 @@ class Episodes:
     tools: Sequence[dict[str, Any]]  # the schemas, for the prompt
     turns: int = 8
     turn_tokens: int | None = None
+    rewards_turns: bool = False  # whether every turn has a reward, as far as its class tells
 
 
 def timeout_of(piece: Piece) -> float:
@@ -68,7 +69,8 @@ def load_class(piece: Piece) -> Episodes:
         episode = make_episode()
         return Player(episode, tools.of(getattr(episode, "tools", ())), timeout=timeout)
 
-    return Episodes(make=player, tools=tools.schemas, **limits_of(piece))
+    rewards_turns = getattr(first, "rewards_turns", False) is True
+    return Episodes(make=player, tools=tools.schemas, rewards_turns=rewards_turns, **limits_of(piece))
 
 
 class EpisodeKind:
@@ -108,6 +110,10 @@ class EpisodeKind:
             max_failed=max_failed,
             step_timeout=step_timeout,
         )
+
+    def rewards_turns(self, piece: Piece) -> bool:
+        """Return whether every turn has a reward, as far as is known before an episode is played."""
+        return self.load(piece).rewards_turns
 
     def examine(
         self, piece: Piece, tokenizer: PreTrainedTokenizerBase, *, end_ids: Collection[int], system: str | None

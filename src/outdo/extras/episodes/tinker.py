@@ -61,6 +61,8 @@ def makes_tinker(make: Callable[..., Any]) -> bool:
 class TinkerEpisode:
     """An environment of tinker. It is made when its group begins, as it gets the row; see `GIVEN`."""
 
+    rewards_turns = True
+
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self.make = make
         self.options = options

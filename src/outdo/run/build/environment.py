@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from outdo.config.environments import all_environments, environment_mistakes, kind_of, row_environments
-from outdo.config.names import ENVIRONMENTS
+from outdo.config.names import ENVIRONMENTS, WITHOUT_TURN_REWARDS
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import ToolsOf
 from outdo.models.inspect_folder import ModelFacts
@@ -42,6 +42,10 @@ class EnvironmentKind(Protocol):
         step_timeout: float | None,
     ) -> Environment:
         """Return the environment; see `open_environment`."""
+        ...
+
+    def rewards_turns(self, piece: Piece) -> bool:
+        """Return whether the environment is known to give a reward to every turn."""
         ...
 
     def examine(
@@ -106,22 +110,26 @@ def examine_environment(
     end_ids = {eos, *_configured_ends(facts), *recipe.sampling.stop_token_ids} - {None}
     rows = row_environments(piece)
     if rows is None:
-        return _examine(piece, tokenizer, end_ids, recipe.data.system)
+        return _examine(piece, tokenizer, end_ids, recipe)
     mistakes: list[str] = []
     notes: dict[str, None] = {}  # what holds for several environments is said once
     for name, each in rows.pieces.items():
-        wrong, said = _examine(each, tokenizer, end_ids, recipe.data.system)
+        wrong, said = _examine(each, tokenizer, end_ids, recipe)
         mistakes += [mistake.replace("environment", f"environment.environments.{name}", 1) for mistake in wrong]
         notes |= dict.fromkeys(line.replace("environment:", f"environment {name}:", 1) for line in said)
     return mistakes, list(notes)
 
 
 def _examine(
-    piece: Piece, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int], system: str | None
+    piece: Piece, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int], recipe: Recipe
 ) -> tuple[list[str], list[str]]:
     """Return what is wrong with one environment, and notes on it."""
+    advantage = recipe.advantage.name
     try:
-        return [], _kind(piece).examine(piece, tokenizer, end_ids=end_ids, system=system)
+        kind = _kind(piece)
+        if advantage in WITHOUT_TURN_REWARDS and kind.rewards_turns(piece):
+            return [f"environment: {piece.name} rewards every turn, which {advantage} would lose: use turn_to_go"], []
+        return [], kind.examine(piece, tokenizer, end_ids=end_ids, system=recipe.data.system)
     except UserError as error:
         return list(error.problems), []
 
