@@ -238,6 +238,11 @@ def test_answers_with_two_rewards_are_not_said_to_have_the_mean_of_both() -> Non
     assert found_texts(steps((10, half))) == ["no_signal"]
 
 
+def test_large_rewards_that_differ_little_are_not_one_reward() -> None:
+    close = {"reward": 5000.002, "reward_std": 0.002, "frac_reward_zero_std": 0.0, "frac_zero_advantage": 0.0}
+    assert found_texts(steps((10, close))) == []
+
+
 def test_rewards_of_turns_and_parts_may_teach_although_their_sums_are_equal() -> None:
     """An environment pays one turn of two, each episode 1 in all; or of two parts one falls as the other rises."""
     equal = {"reward": 1.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}

@@ -124,13 +124,19 @@ def test_curves_of_a_long_run_have_a_limited_number_of_points(tmp_path: Path):
 def test_measured_and_mixed_groups_come_first(tmp_path: Path):
     folder = write_run(tmp_path / "run", steps=1, groups=4, group_size=2, length=24)
     table = files.read(folder, 1)
-    told = {"measured": [False] * 4 + [True] * 4, "reward": [0.0, 0.0, 1.0, 0.0] * 2}
+    told = {"measured": [False] * 4 + [True] * 4, "reward": [0.0, 0.0, 1.0, 0.0] * 2, "advantage": [0.0] * 8}
     for name, values in told.items():
         place = table.schema.get_field_index(name)
         table = table.set_column(place, name, pyarrow.array(values, table.schema.field(name).type))
     files.write(folder, 1, table)
     shown = [set(select_rows(folder, 1, groups=groups).table["group"].to_pylist()) for groups in (1, 2, 3, 4)]
     assert shown == [{3}, {2, 3}, {1, 2, 3}, {0, 1, 2, 3}]
+    of_turns = [0.0, 0.0, 0.5, -0.5] * 2  # the sums of the rewards are equal, and those of the turns are not
+    for name, values in {"advantage": of_turns, "reward": [1.0] * 8}.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pyarrow.array(values, table.schema.field(name).type))
+    files.write(folder, 1, table)
+    assert [set(select_rows(folder, 1, groups=n).table["group"].to_pylist()) for n in (1, 2)] == [{3}, {2, 3}]
 
 
 def test_every_step_has_tokens_on_the_page_while_they_fit(tmp_path: Path):

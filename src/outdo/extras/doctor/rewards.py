@@ -30,7 +30,9 @@ def constant_reward(run: RunMetrics) -> Iterator[Finding]:
     reward, spread = run.span("reward"), run.span("reward_std")
     if not reward.steps or len(spread.steps) < FEWEST_STEPS or not (_same_for_all(run) or sums_decide(run)):
         return
-    rounding = 1e-6 * abs(reward.mean)
+    if min(run.span("frac_reward_zero_std").values, default=1.0) < 1.0:
+        return
+    rounding = 1e-6 * abs(reward.mean)  # of a mean and a deviation in float32
     never_right = not any(reward.values) and run.span("frac_all_wrong").values
     if max(reward.values) - min(reward.values) <= rounding and max(spread.values) <= rounding and not never_right:
         yield reward.finding(

@@ -184,7 +184,7 @@ def select_rows(
     path = file_inside(folder, files.path_of(folder, step))
     _check_column_sizes(path)
     present = parquet.read_schema(path).names
-    heads = files.read(folder, step, [name for name in ("group", "reward", "measured") if name in present])
+    heads = files.read(folder, step, [name for name in ("group", "reward", "advantage", "measured") if name in present])
     lists = [name for name in ("token_ids", "prompt_token_ids") if name in present]
     lengths = {name: lengths_of({name: column}, name) for name, column in files.read_each(folder, step, lists)}
     if heads["group"].null_count:
@@ -248,18 +248,26 @@ def _choose_groups(
 
 
 def _priority(heads: Table, numbers: Array) -> Callable[[int], tuple[bool, bool, bool, int]]:
-    """Return a sort key for groups: measured and mixed, then measured, then mixed, then others; in record order."""
-    rewards = heads["reward"].to_pylist() if "reward" in heads.column_names else [None] * len(heads)
-    measured = heads["measured"].to_pylist() if "measured" in heads.column_names else [False] * len(heads)
+    """Return a sort key for groups: measured and mixed, then measured, then mixed, then others; in record order.
+
+    A group is mixed if its rewards differ, or if an answer has an advantage: equal sums may be of different turns.
+    """
+
+    def column(name: str, missing: Any) -> list[Any]:
+        return heads[name].to_pylist() if name in heads.column_names else [missing] * len(heads)
+
     rewards_of: dict[int, set[float]] = {}
     measured_groups: set[int] = set()
-    for number, reward, was in zip(numbers.tolist(), rewards, measured, strict=True):
+    advantages: set[int] = set()
+    columns = column("reward", None), column("advantage", None), column("measured", False)
+    for number, reward, advantage, was in zip(numbers.tolist(), *columns, strict=True):
         rewards_of.setdefault(number, set()).update(() if reward is None else (reward,))
         measured_groups.update((number,) if was else ())
+        advantages.update((number,) if advantage else ())
 
     def key(number: int) -> tuple[bool, bool, bool, int]:
-        unmeasured, same_rewards = number not in measured_groups, len(rewards_of[number]) < 2
-        return unmeasured or same_rewards, unmeasured, same_rewards, number
+        unmeasured, equal = number not in measured_groups, len(rewards_of[number]) < 2 and number not in advantages
+        return unmeasured or equal, unmeasured, equal, number
 
     return key
 

@@ -151,12 +151,11 @@ function stateOf({ column, tokens, push, clipWords }) {
   return flags;
 }
 
-/** Return whether two rewards of a group, or one of them and the baseline, differ by more than rounding. */
+/** Return whether two rewards of a group, or one of them and the baseline, differ as float32, which training reads. */
 function hasSpread(scored, baseline) {
   if (!scored.length) return false;
   const values = [...scored.map((row) => row.reward), ...(baseline === null ? [] : [baseline])];
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  return high - low > Math.max(1e-9, 1e-6 * Math.max(Math.abs(low), Math.abs(high)));
+  return new Set(values.map(Math.fround)).size > 1;
 }
 
 /** Return the kind of a group: by verdicts where every scored answer has one, else by the spread of its rewards. */
