@@ -165,7 +165,9 @@ def verdicts(case: Case) -> Numbers:
     groups = [group for group in groups if group]
     if not groups:
         return {}
+    missing = sum(each.right is None for group in case.scored for each in group)
     return {
+        "num_without_verdict": missing or None,
         "right": share(right for group in groups for right in group),
         "frac_all_right": share(all(group) for group in groups),
         "frac_all_wrong": share(not any(group) for group in groups),

@@ -183,6 +183,7 @@ ANSWERS = [
         rollouts=(
             answer((20, 25), 0.5, "it is four", right=True, **CUT),
             answer((20, 21, 26, 27), 0.0, "it is five", right=False),
+            answer((28, 29), 0.25, "four or five"),  # no verdict
         ),
     ),
     Group(prompt=prompt(3), baseline=0.0, rollouts=(answer((60, 61), 0.0, "x", **FAILED),)),
@@ -448,6 +449,9 @@ def evaluated() -> tuple[Numbers, Numbers]:
         "_reward_high": math.nan,
         "_rewards/sum/mean": 1.0,
         "_rewards/form/mean": 1.0,
+        "_without_verdict": sum(each.right is None for group in parts for each in group.rollouts),
+        "_without_reward": sum(each.status != "ok" for group in parts for each in group.rollouts),
+        "_answers": 6,
         "_distinct_words": len({word for each in first_words for word in each}) / sum(map(len, first_words)),
     }
     found = {f"eval/{kind}": value for kind, value in Evaluation(groups=parts, k=3).metrics("sampled").items()}
