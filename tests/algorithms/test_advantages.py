@@ -325,7 +325,7 @@ def test_gdpo_refuses_inputs_that_it_would_ignore() -> None:
     parts = batch_of([rollout(1, 1.0, reward_parts={"right": 1.0})])
     with pytest.raises(ValueError, match="no weight for right"):
         gdpo(parts, weights={"wrong": 1.0})
-    with pytest.raises(ValueError, match="rewards per token"):
+    with pytest.raises(ValueError, match="rewards of single turns or tokens"):
         gdpo(parts.with_(token_rewards=parts.rollout_logprobs))
     with pytest.raises(ValueError, match="the batch has none"):
         gdpo(batch_of([rollout(1, 1.0)]))

@@ -7,7 +7,8 @@ import pytest
 
 from outdo.config.environments import environment_mistakes, kind_of
 from outdo.config.names import AGENT
-from outdo.config.recipe import Piece
+from outdo.config.recipe import Piece, Recipe
+from outdo.config.rules import refusals
 from outdo.extras.agents.check import code_of, own_options
 
 CODE = """
@@ -69,3 +70,15 @@ def test_an_agent_is_told_by_its_signature(name: str, options: dict[str, Any], a
 def test_a_wrong_agent_is_refused_in_one_sentence(name: str, options: dict[str, Any], mistake: str) -> None:
     (found,) = environment_mistakes(Piece(name=name, options=options))
     assert mistake in found
+
+
+@pytest.mark.parametrize("agent", ["agent.py:run", {"name": "agent", "run": "agent.py:Workflow"}])
+def test_the_turns_of_agents_are_not_compared_one_by_one(agent: Any) -> None:
+    def mistakes(advantage: str) -> list[str]:
+        settings = {"model": "m", "data": {"path": "d.jsonl"}, "train": {"advantage": advantage}, "environment": agent}
+        return refusals(Recipe.model_validate(settings))
+
+    (mistake,) = mistakes("turn_centred")
+    assert mistake.startswith("train.advantage: turn_centred compares turns with turns, and an agent decides")
+    assert mistake.endswith("use turn_to_go")
+    assert mistakes("turn_to_go") == []

@@ -18,10 +18,11 @@ from outdo.config.adapters import (
 )
 from outdo.config.attention import check_attention
 from outdo.config.engines import check_engine, goes_across_updates, is_remote
-from outdo.config.environments import check_environment
+from outdo.config.environments import check_environment, kind_of
 from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
 from outdo.config.names import (
+    AGENT,
     ALGORITHMS,
     CRITICS,
     ENVIRONMENT_REWARD,
@@ -203,6 +204,16 @@ def _divided_optimiser(recipe: Recipe) -> Iterator[str]:
         yield f'optim.algorithm = "{name}": does not work on a divided model (cluster.shard = true); {can} do'
 
 
+def _turns_of_an_agent(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for an advantage that compares turns which several conversations do not have in common."""
+    is_agent = recipe.environment is not None and kind_of(recipe.environment) == AGENT
+    if is_agent and recipe.advantage.name == "turn_centred":
+        yield (
+            "train.advantage: turn_centred compares turns with turns, and an agent decides how many conversations and "
+            "turns it has; use turn_to_go"
+        )
+
+
 def _trackers(recipe: Recipe) -> Iterator[str]:
     if not recipe.track:
         return
@@ -255,6 +266,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     _sampling_ahead: ("train.max_staleness", "engine", "rewards"),
     _partial_rollouts: ("train.max_staleness", "engine", "environment"),
     _divided_optimiser: ("optim.algorithm", "cluster.shard", "cluster.replicas", "train.adapter"),
+    _turns_of_an_agent: ("environment", "train.advantage", "train.objective"),
     _trackers: ("track",),
     _curriculum_without_a_verdict: ("data.path", "rewards", "eval.right"),
     _template: ("data.path", "data.template", "data.system"),

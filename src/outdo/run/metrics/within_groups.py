@@ -46,7 +46,7 @@ def _with_verdict(group: Sequence[Rollout]) -> list[tuple[float, float]]:
 
 def _both_vary(pairs: Sequence[tuple[float, float]]) -> bool:
     rewards, verdicts = ([pair[place] for pair in pairs] for place in (0, 1))
-    return len(set(verdicts)) > 1 and rewards_differ(torch.tensor(rewards, dtype=torch.float64))
+    return len(set(verdicts)) > 1 and rewards_differ(torch.tensor(rewards, dtype=torch.float32))
 
 
 def _with_reward(scored: Sequence[Sequence[Rollout]], value: Callable[[Rollout], int]) -> float | None:
