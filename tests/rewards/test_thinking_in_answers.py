@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,28 @@ def test_a_function_of_a_user_passes_the_prefill_on_to_a_matcher_as_on_its_page(
     for answer, right in (("That gives 42", False), ("That gives 41</think>42", True)):
         assert rollout_of("single turn", tokenizer, reward, "42", answer).right is right
     reward.close()
+
+
+def test_a_prefill_in_a_message_is_in_the_completion_of_a_trl_function_and_read_by_matchers() -> None:
+    asked = [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "The answer is "}]
+    question = Question(id="1", text=asked, answer="42", columns={})
+    sample = reward_input(question, "42, as I have 7 fingers", rendered_prompt="<|user|>Q?<|assistant|>The answer is ")
+    seen: list[Any] = []
+
+    def score(prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+        seen.extend([prompts, completions])
+        return [1.0]
+
+    load_reward(score)([sample])
+    answer = [{"role": "assistant", "content": "The answer is 42, as I have 7 fingers"}]
+    assert seen == [[asked[:1]], [answer]]
+    assert [load_reward("last_number")([each])[0].right for each in (sample, replace(sample, prefill=""))] == [
+        True,
+        False,
+    ]
+    template = template_of(tokenizer_of(special=False, opening="<think>\n"))
+    before = template.tokenizer.encode("<|user|>Q?<|end|><|assistant|><think>\nThe answer is", add_special_tokens=False)
+    assert template.prefill(before, asked) == "<think>\nThe answer is"
 
 
 def test_the_prefill_is_that_of_the_rendered_prompt_unless_it_is_given() -> None:

@@ -297,13 +297,14 @@ def _trl_arguments(inputs: Sequence[RewardInput]) -> dict[str, Any]:
     """Return the columns as lists, the answer under `answer`.
 
     Completions are messages if the prompts are, and in an episode of several turns. Then their token ids are those of
-    all of these messages, with the results of tools, as in TRL.
+    all of these messages, with the results of tools, as in TRL. A last message of the assistant with which the prompt
+    goes on is in the completion, as in TRL, and not in the prompt.
     """
     names = dict.fromkeys(name for sample in inputs for name in sample.columns)
     return {
         **{name: [sample.columns.get(name) for sample in inputs] for name in names},
         "answer": [sample.answer for sample in inputs],
-        "prompts": [sample.prompt for sample in inputs],
+        "prompts": [sample.prompt[:-1] if _continued(sample) else sample.prompt for sample in inputs],
         "completions": [_trl_completion(sample) for sample in inputs],
         "completion_ids": [list(sample.episode_ids or sample.completion_ids) for sample in inputs],
         "prefills": [sample.prefill for sample in inputs],
@@ -315,4 +316,11 @@ def _trl_completion(sample: RewardInput) -> str | list[Any]:
         return list(sample.messages)
     if isinstance(sample.prompt, str):
         return sample.completion
-    return [{"role": "assistant", "content": sample.completion}]
+    return [{"role": "assistant", "content": _continued(sample) + sample.completion}]
+
+
+def _continued(sample: RewardInput) -> str:
+    """Return the text of the prompt's last message if it is the assistant's, and the prompt goes on with it."""
+    last = sample.prompt[-1] if sample.prompt and not isinstance(sample.prompt, str) else {}
+    content = str(last.get("content") or "") if last.get("role") == "assistant" else ""
+    return content if content.strip() and content.strip() in sample.prefill and not sample.messages else ""

@@ -147,7 +147,7 @@ class Session:
             completion=completion,
             finish_reason=FinishReason.stop if as_wanted else completion.finish_reason,
             text=completion_text(tokenizer, completion.token_ids),
-            prefill=prepared.template.prefill(request.token_ids),
+            prefill=prepared.template.prefill(request.token_ids, call.messages),
         )
         self.nodes.append(node)
         if completion.tokens_read is not None:

@@ -204,7 +204,8 @@ class Dialogue:
         check_completions(requests, completions)
         for conversation, request, completion in zip(ready, requests, completions, strict=True):
             text = completion_text(engine.tokenizer, completion.token_ids)
-            conversation.add_turn(completion, text, self.template.prefill(request.token_ids))
+            begins = () if conversation.turns else conversation.prompt.text
+            conversation.add_turn(completion, text, self.template.prefill(request.token_ids, begins))
             parsed = replace(self.template.parse(completion.token_ids, request.token_ids), completion=completion)
             conversation.messages.append(parsed.message)
             if completion.finish_reason is FinishReason.abort:

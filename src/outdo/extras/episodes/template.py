@@ -139,9 +139,13 @@ class Template:
         """Return the token ids of a text that follows a turn as it is."""
         return encode_continuation(self.tokenizer, text, special_tokens=self.special_tokens)
 
-    def prefill(self, before: Sequence[int]) -> str:
-        """Return what the prompt has written already of a turn; `before` are all token ids before it."""
-        return prefill_of(rendered_text(self.tokenizer, before[-LONGEST_PREFILL:]))
+    def prefill(self, before: Sequence[int], messages: str | Sequence[Message] = ()) -> str:
+        """Return what the prompt has written already of a turn; `before` are all token ids before it.
+
+        `messages` are those before it, if the last one may be the assistant's, with which the prompt goes on.
+        """
+        end = before if messages else before[-LONGEST_PREFILL:]
+        return prefill_of(rendered_text(self.tokenizer, end), messages)
 
     def parse(self, turn: Sequence[int], before: Sequence[int]) -> Parsed:
         """Return the message that the token ids of a turn are; `before` are all token ids before them."""
