@@ -35,10 +35,12 @@ _CUE = re.compile(
     [ \t]{0,4}[*_"']{0,4}[ \t]{0,4}
     (?:\b(?:is|are|equals|(?:should|must|would|will)[ ]be)\b(?:[ \t]{1,4}(?:therefore|thus|just|simply|equal[ ]to)\b)?
      |:|=|\n)
-    [\s*_:=}]*""",
+    (?:(?<!\n)[*_]{1,4})?[\s:=}]*                                     # of **Answer:**; a grid may begin with _ or *
+    """,
     re.IGNORECASE | re.VERBOSE,
 )
 _SENTENCE_END = re.compile(r"(?<!\\)(?<!approx)(?<!\bca)[.!?][\"')*_]*(?=\s|$)")
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])(?<![ap]\.m\.) (?=[A-Z*$\\])")
 _WORD = re.compile(r"[\s*_]*[^\W\d_]{2,}")
 _NUMBERED_HEADING = re.compile(r"[\s*_]*\d+[.):]\s+[*_]*[^\W\d_]{2,}")
 
@@ -76,8 +78,34 @@ def after_cue(text: str) -> Iterator[str]:
         display = re.match(r"\\\[.*?\\\]|\$\$.*?\$\$", rest, re.DOTALL)
         line = display[0] if display else rest.partition("\n")[0]
         end = _SENTENCE_END.search(line)
-        if sentence := line[: end.start() if end else None].strip().rstrip("*_"):  # the cue took the opening of **18**
+        if sentence := _without_emphasis(line[: end.start() if end else None].strip()):
             yield sentence
+
+
+def _without_emphasis(sentence: str) -> str:
+    """Return a sentence without the bold type around all of it, or that begins or ends outside of it."""
+    opening = re.match(r"[*_]{1,3}(?=[^\s*_])", sentence)
+    if opening is None:
+        closing = re.search(r"[*_]*\Z", sentence)
+        assert closing is not None
+        is_closed = closing[0] in sentence[: closing.start()]
+        return sentence if closing[0] and is_closed else sentence.removesuffix(closing[0])
+    inside = sentence[opening.end() :]
+    return inside.rstrip("*_") if opening[0] not in inside.removesuffix(opening[0]) else sentence
+
+
+def final_sentence(completion: str) -> str:
+    """Return the text that states the final answer: of prose, the last "the answer is ...", or the last sentence."""
+    final = final_answer(completion)
+    if final is None or final.stated:
+        return final.text if final else ""
+    return next(after_cue(final.text), None) or last_sentence(final.text[-LONGEST_ANSWER:])
+
+
+def last_sentence(text: str) -> str:
+    """Return the last sentence of a text."""
+    lines = text.strip().splitlines()
+    return _BETWEEN_SENTENCES.split(lines[-1].strip())[-1] if lines else ""
 
 
 def lines_after_cue(text: str) -> str:
