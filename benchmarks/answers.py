@@ -4,7 +4,7 @@ r"""Count the wrong verdicts of outdo's matchers and of other libraries' scorers
     python benchmarks/answers.py --solutions example_model_solutions.jsonl
 
 The odd answers are `tests/rewards/odd_answers.jsonl`: written by hand, each with the verdict of a person. The matchers
-were improved on them, except on those marked as unseen, which were written afterwards.
+were improved on them, except on those marked as unseen.
 
 `--solutions` takes the graded solutions of GSM8K (`grade_school_math/data` of github.com/openai/grade-school-math),
 writes the answer of each in eight notations, and prints the share of verdicts that agree with the grades.

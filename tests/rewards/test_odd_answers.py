@@ -1,7 +1,7 @@
 """Answers in unusual forms, each with the verdict of a person; the table in docs/rewards.md counts the errors on them.
 
-Lines of `odd_answers.jsonl` with `"unseen": true` were written after the matchers, which were not changed for them. A
-matcher that errs on more of them, or on other answers than those below, has become worse.
+The matchers were not changed for the lines of `odd_answers.jsonl` with `"unseen": true`. A matcher that errs on more of
+them, or on other answers than those below, has become worse.
 """
 
 import json

@@ -6,32 +6,36 @@ Nothing is parsed here, so this file needs no optional package and cannot run fo
 import re
 from typing import Any
 
-from outdo.rewards.final_answer import LONGEST_ANSWER, after_cue, final_answer, reference_text
-from outdo.rewards.last_number import DENIED, final_number, plain_number, stated_number
-from outdo.rewards.notation import one_notation, without_latex
+from outdo.rewards.bounds import CONTEXT, LATEX, relation_around, relation_before
+from outdo.rewards.final_answer import (
+    LONGEST_ANSWER,
+    after_cue,
+    final_answer,
+    final_sentence,
+    last_sentence,
+    reference_text,
+)
+from outdo.rewards.last_number import final_number, plain_number, stated_number
+from outdo.rewards.notation import without_latex
+from outdo.rewards.number_context import DENIED
+from outdo.rewards.phrases import DELIMITED, FUNCTIONS, content, phrase, text_at_end, text_in, text_reference, unwrapped
+from outdo.rewards.relations import bounded
+from outdo.rewards.units import without_unit
 
 LONGEST_EXPRESSION = 1000
 """Characters. The longest answer of MATH (Hendrycks et al. 2021, arXiv 2103.03874) has fewer than 200."""
 
-_DELIMITED = re.compile(
-    r"(?<!\\)\$\$(?P<a>.+?)(?<!\\)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<!\\)\$(?P<d>(?:\\\$|[^$\n])+?)(?<!\\)\$",
-    re.DOTALL,
-)
 _JOINED = re.compile(r"\s*(?:,|;|\band\b|\bor\b|,\s*(?:and|or)\b)\s*")
-_FUNCTIONS = "sqrt|pi|sin|cos|tan|cot|sec|csc|log|ln|exp|abs|arcsin|arccos|arctan|infinity|and|or"
-_BARE = re.compile(rf"(?:(?:\\[a-zA-Z]+|(?<![a-zA-Z])(?:{_FUNCTIONS}|[a-zA-Z])(?![a-zA-Z])|[^a-zA-Z:?!])+)\Z")
-_PROSE_WORD = re.compile(rf"(?<![\\a-zA-Z])(?!(?:{_FUNCTIONS})(?![a-zA-Z]))[a-zA-Z]{{2,}}")
+_BARE = re.compile(rf"(?:(?:\\[a-zA-Z]+|(?<![a-zA-Z])(?:{FUNCTIONS}|[a-zA-Z])(?![a-zA-Z])|[^a-zA-Z:?!])+)\Z")
+_PROSE_WORD = re.compile(rf"(?<![\\a-zA-Z\d])(?!(?:{FUNCTIONS})(?![a-zA-Z]))[a-zA-Z]{{2,}}")
 _COMMAND_WITH_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox|begin|end|operatorname|mathbb)\s*\{[^{}]*\}")
-_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_QUOTED = re.compile(r"^(?:\*\*|__|`|\"|')(.+)(?:\*\*|__|`|\"|')$", re.DOTALL)
 _COMMANDS = {
     **{"**": "^", "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne "},
     **{"π": "\\pi ", "∞": "\\infty ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "±": "\\pm ", "√": "\\sqrt "},
-    **{"∅": "\\emptyset ", "θ": "\\theta "},
+    **{"∅": "\\emptyset ", "θ": "\\theta ", "\\langle": "(", "\\rangle": ")"},
 }
 _FUNCTION_NAME = re.compile(r"(?<![\\a-zA-Z{])(pi|sin|cos|tan|cot|sec|csc|log|ln|exp)(?![a-zA-Z])")
-_BETWEEN_NUMBERS = re.compile(r"\d[\s$]*\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}[\s$\\]*(?=\d)")
-_OTHER_WORD = re.compile(r"\b(?!(?:and|or)\b)[^\W\d_]")
+_INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:t|eq?|eqslant)(?![a-zA-Z])")
 _TOWER = re.compile(r"(?<=\^)(\w+)\^(\w+|\{[^{}]*\})")
 _LONGEST_PHRASE = 4  # words
 
@@ -49,6 +53,15 @@ def final_expression(completion: str) -> str | None:
     return _at_the_end(final.text[-LONGEST_ANSWER:])
 
 
+def answer_in_votes(completion: str) -> str | None:
+    """Return the final answer of a completion as a number, LaTeX or text such as a time; `None` if it has none."""
+    sentence = final_sentence(completion)
+    if text := text_in(sentence):
+        return text
+    number = final_number(completion)
+    return str(number) if number is not None else final_expression(completion) or text_at_end(sentence)
+
+
 def expression_in(text: str) -> str | None:
     r"""Return the expression of a text that is an answer: `\frac{1}{2}` for `It is $\frac{1}{2}$.`
 
@@ -56,49 +69,19 @@ def expression_in(text: str) -> str | None:
     """
     if len(text) > LONGEST_ANSWER:
         return None
+    relation = bounded(text)
+    if relation is not None:
+        return relation or None
     text = unwrapped(text)
-    delimited = list(_DELIMITED.finditer(text))
+    delimited = list(DELIMITED.finditer(text))
     if delimited:
         return _joined(text, delimited)
-    if _PROSE_WORD.search(_COMMAND_WITH_TEXT.sub("", text)) and not phrase(text):
+    if _has_prose(text) and not phrase(text):
+        text = without_unit(text)
+    if _has_prose(text) and not phrase(text):
         number = stated_number(text)
         return _bare_tail(text) if number is None else str(number)
     return text or None
-
-
-def unwrapped(text: str) -> str:
-    """Return an expression in one notation without quotes, bold type, `$` around all of it, and a final period."""
-    text = one_notation(text).strip()
-    while True:
-        shorter = text.rstrip(".,;: \n").removesuffix("\\").strip() if not text.endswith("\\,") else text[:-2]
-        if quoted := _QUOTED.match(shorter):
-            shorter = quoted[1].strip()
-        if (whole := _DELIMITED.fullmatch(shorter)) is not None:
-            shorter = _content(whole)
-        if shorter == text:
-            return text
-        text = shorter
-
-
-def phrase(text: str) -> str | None:
-    r"""Return a text answer such as `\text{east}`, `(C)` or `ellipse` as lower-case words; `None` for an expression."""
-    words = _TEXT_COMMAND.sub(r" \1 ", text).replace("\\ ", " ").replace("~", " ").strip(" .()*`'\"$")
-    is_phrase = re.fullmatch(r"[^\W\d_]{2,}(?:[ '-]+[^\W\d_]+)*", words) and len(words.split()) <= _LONGEST_PHRASE
-    letter = re.fullmatch(r"[A-Z]", words) and ("\\text" in text or f"({words})" in text)
-    return words.casefold() if is_phrase or letter else None
-
-
-def has_words_between(expression: str) -> bool:
-    r"""Return whether words other than `and`, `or` stand between two numbers: `3\text{ hours }20\text{ minutes}`.
-
-    math-verify multiplies these numbers, or leaves out the second one.
-    """
-    return any(_OTHER_WORD.search(between) for between in _BETWEEN_NUMBERS.findall(expression))
-
-
-def in_words(text: str) -> str:
-    r"""Return a text of words and numbers in one form: `10:30 AM`, `18 to 20` or `3\text{ hours }20\text{ minutes}`."""
-    return re.sub(r"[\s$]", "", without_latex(unwrapped(text)).casefold())
 
 
 def is_sentence(text: str) -> bool:
@@ -112,8 +95,16 @@ def check_expression(answer: Any) -> str:
     Raises:
         ValueError: the reference is empty, a sentence, or longer than any formula.
     """
-    text = reference_text(answer)
-    expression = expression_in(text) or text
+    return reference_expression(reference_text(answer))
+
+
+def reference_expression(text: str) -> str:
+    """Return the expression of the text of a reference; the text itself if it is text, such as a date.
+
+    Raises:
+        ValueError: as `check_expression`.
+    """
+    expression = unwrapped(text) if text_reference(text) is not None else expression_in(text) or text
     is_one = plain_number(expression) is not None or phrase(expression) is not None
     if not is_one and (is_sentence(expression) or len(expression) > LONGEST_EXPRESSION):
         raise ValueError(f"the reference answer is not mathematics: {text[:80]!r}")
@@ -128,6 +119,7 @@ def squeezed(text: str) -> str:
 
 def as_latex(text: str) -> str:
     """Return an expression as LaTeX, if it is written as in a program (`x**2`, `sqrt(3)`, `<=`) or in Unicode."""
+    text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
     for sign, command in _COMMANDS.items():
         text = text.replace(sign, command)
     text = _FUNCTION_NAME.sub(r"\\\1", text)
@@ -136,18 +128,25 @@ def as_latex(text: str) -> str:
     return text
 
 
+def _has_prose(text: str) -> bool:
+    return _PROSE_WORD.search(_COMMAND_WITH_TEXT.sub("", text)) is not None
+
+
 def _at_the_end(text: str) -> str | None:
     """Return the last expression of prose: the last formula between dollar signs, or a number or formula after it."""
-    formulas = list(_DELIMITED.finditer(text))
+    relation = bounded(last_sentence(text))
+    if relation is not None:
+        return relation or None
+    formulas = list(DELIMITED.finditer(text))
     tail = text[formulas[-1].end() :] if formulas else text
     if formulas and not re.search(r"\d", without_latex(tail)):
         start = max(0, formulas[-1].start() - 80)
-        return _joined(text[start:], list(_DELIMITED.finditer(text, start)), start)
-    if not _PROSE_WORD.search(_COMMAND_WITH_TEXT.sub("", unwrapped(text))):
+        return _joined(text[start:], list(DELIMITED.finditer(text, start)), start)
+    if not _has_prose(unwrapped(text)):
         return unwrapped(text)
     lines = tail.strip().splitlines()
-    last_line = unwrapped(lines[-1]) if lines else ""
-    if last_line and not _PROSE_WORD.search(_COMMAND_WITH_TEXT.sub("", last_line)):
+    last_line = without_unit(unwrapped(lines[-1])) if lines else ""
+    if last_line and not _has_prose(last_line):
         return last_line
     number = final_number(tail)
     return _bare_tail(last_line) if number is None else str(number)
@@ -159,7 +158,8 @@ def _bare_tail(text: str) -> str | None:
     if (
         found is None
         or not re.search(r"[\da-zA-Z\\]", found[0])
-        or DENIED.search(text[: found.end()].removesuffix(found[0]))
+        or DENIED.search(before := text[: found.end()].removesuffix(found[0]))
+        or relation_before(without_latex(before[-CONTEXT:]))
     ):
         return None
     formula = found[0].strip(" ,;")
@@ -172,10 +172,13 @@ def _joined(text: str, formulas: list[re.Match[str]], offset: int = 0) -> str | 
     first = len(formulas) - 1
     while first and _JOINED.fullmatch(text[formulas[first - 1].end() - offset : formulas[first].start() - offset]):
         first -= 1
-    if DENIED.search(text[: formulas[first].start() - offset]):
+    before, after = text[: formulas[first].start() - offset], text[formulas[-1].end() - offset :]
+    if DENIED.search(before):
         return None
-    return ", ".join(_content(formula).strip() for formula in formulas[first:])
-
-
-def _content(delimited: re.Match[str]) -> str:
-    return next(group for group in delimited.groups() if group is not None).strip()
+    parts = [content(formula).strip() for formula in formulas[first:]]
+    relation = relation_around(without_latex(before[-CONTEXT:]), without_latex(after[:CONTEXT]))
+    if relation is not None:
+        return f"x {LATEX[relation]} {parts[0]}" if len(parts) == 1 and relation in LATEX else None
+    separators = text[formulas[first].end() - offset : formulas[-1].start() - offset]
+    is_union = re.search(r"\bor\b", separators) and all(_INEQUALITY.search(part) for part in parts)
+    return (r" \text{ or } " if is_union else ", ").join(parts)

@@ -1,72 +1,31 @@
 r"""The reward `last_number`: whether the final answer of a completion is the number that the reference is.
 
 `outdo.rewards.written_numbers` lists how a number may be written. Currency signs, percent signs, units, Markdown and
-quotes around it are ignored. These are no answer: one of several numbers (`18 or 20`, `18-20`), a number that is denied
-(`not 18`) or only bounded (`more than 18`), arithmetic that was not carried out (`5-3`), a part of a formula (`2k+2`),
-and a part of a quantity (`3 hours and 20 minutes`, `2 and a half`).
+quotes around it are ignored; only a unit that differs from the reference's counts. `outdo.rewards.number_context` tells
+when a number is no answer: one of several, denied, bounded, not carried out, or a part of something else.
 """
 
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
-from outdo.rewards.final_answer import LONGEST_ANSWER, after_cue, final_answer, reference_text
+from outdo.rewards.approximations import beside_decimal
+from outdo.rewards.final_answer import LONGEST_ANSWER, after_cue, final_answer, final_sentence, reference_text
+from outdo.rewards.number_context import CONTEXT, DENIED, has_variable, is_whole, value_in_context
+from outdo.rewards.units import all_differ, units_of
 from outdo.rewards.written_numbers import WrittenNumber, has_number, numbers_in, plain_text
 
-CONTEXT = 60
-"""Characters before and after a number that decide whether it is an answer."""
+MOST_NUMBERS = 100
+"""A text with more numbers does not state one of them; reading all of them would take long."""
 
-DENIED = re.compile(
-    r"""(?:\b(?:not|never|nor|cannot)\b|n't\b|≠|!=)
-    (?:\s+(?:be|equal|equal\s+to|just|simply|the|exactly))*[\s(\[]*-?\Z""",
-    re.IGNORECASE | re.VERBOSE,
-)
-"""Matches a text that denies what follows it: `it is not`."""
-
-_BOUNDED = re.compile(
-    r"""(?:\b(?:more|less|fewer|greater|larger|smaller|higher|lower|other)\s+than|\bat\s+(?:least|most)|\bnearly|\balmost
-    |(?<![=-])>=?|[<≤≥±]=?|\\(?:leq?|geq?|lt|gt|neq?|pm)(?![a-zA-Z]))[\s(\[]*-?\Z""",
-    re.IGNORECASE | re.VERBOSE,
-)
-_OPERATOR = re.compile(r"[*/^]\s*[(\[{]*\s*-?\Z|\b(?:plus|times|(?:divided|multiplied)\s+by)\s*\Z", re.IGNORECASE)
-_IN_FORMULA = re.compile(
-    r"""(?:\\[a-zA-Z]+|[\^_}]|_\{?\w+\}?)\s*[\[{(]*\s*-?\Z      # \sqrt{18, x^{18, \log_2 18
-    |[A-Za-z]\(\Z|[√|]\s*[({]?\s*-?\Z|\b(?:sqrt|sin|cos|tan|log|ln)\s*-?\Z""",
-    re.VERBOSE,
-)
-_CONTINUED = re.compile(
-    r"""\s*[(\[]*\s*(?:[+*^](?!\s*\Z)|/(?!\s*\Z|(?!sqrt|pi\b)[A-Za-z]{2})      # but 18/hour
-    |-\s*[\d(]|-[A-Za-z]|-\s+(?:[A-Za-z](?![A-Za-z])|sqrt)|                 # but 18 - that is all
-    \.?\\[a-zA-Z]|√|π|[xyzn](?![\w'])|_|!(?=\w))
-    |\s*and\s+(?:an?|one)\s+(?:half|third|quarter)\b|[ei](?=\W*\Z)        # 2 and a half; 5i
-    |,\s*-?\.?\d|[A-Za-z]\d|[a-zA-Z](?=[+*/^])|[)\]}]+\s*(?:\^|\*\*)|\|""",
-    re.VERBOSE,
-)
-_ALTERNATIVE = re.compile(
-    r"(?:^|\s)(?:or|and/or)\W*\Z|^\s*(?:and|to|through|&|;|\.\.+|-+)\s*-?\s*\Z|^\s*,\s*-?\s*\Z", re.IGNORECASE
-)
-_IN_PARTS = re.compile(
-    "|".join(
-        rf"[\s-]*{unit}\.?\s*(?:and\s+)?(?!0+\b)\d[\d.]*[\s-]*{unit}\b"
-        for unit in (
-            "(?:years?|months?|weeks?|days?|hours?|hrs?|h|minutes?|mins?|seconds?|secs?)",
-            "(?:yards?|feet|foot|ft|inch(?:es)?|in)",
-            "(?:dollars?|euros?|pounds?|cents?|pence)",
-            "(?:pounds?|lbs?|ounces?|oz)",
-        )
-    ),
-    re.IGNORECASE,
-)
-"""Matches what follows the first number of 3 hours and 20 minutes."""
-
-_SIGN = re.compile(r"[-+]\s*[(\[{]*\s*\Z|\b(?:minus|negative)\s*\Z", re.IGNORECASE)
-_OPERAND = re.compile(r"[\d)\]}%]\s*(?:[A-Za-z]{1,2}\s*)?\Z|\w\Z|(?<![A-Za-z'])[A-Za-z]\s*\Z")
 _QUALIFIED = re.compile(r"[^.;]{0,20}?(?:\b(?:or|and|to|of)\b|-|,)\s*\W*\Z")
 _UNIT = re.compile(r"(?:\)?\s*%|\s*[A-Za-z]{2}[A-Za-z ./-]*|\s+[A-Za-z][A-Za-z ./-]*|\))?\s*")
-_EQUALS = re.compile(r"(?<![<>!=])=+>?(?!=)|≈|\bequals\b")
-_REMARK = re.compile(r"\((?=[^()]*[^\W\d_]{2})[^()]*\)")
+_EQUALS = re.compile(r"(?<![<>!=])=+>?(?!=)|≈|≡|\bequals\b")
+_REMARK = re.compile(
+    r"\((?!\s*(?:or|and|in\s+base|base|at\s+(?:the\s+)?(?:very\s+)?(?:least|most)|max|maximum|minimum)\b)"
+    r"(?=[^()]*[^\W\d_]{2})[^()]*\)"
+)
 _EXPLAINED = re.compile(
     rf"(\d[^\n.;()]{{0,25}})(?:{_REMARK.pattern}|\b(?:because|since)\b[^\n=.;]{{0,200}})[\s.!]{{0,9}}\Z", re.IGNORECASE
 )
@@ -81,11 +40,32 @@ def last_number(completion: str, answer: Any, prefill: str = "") -> bool:
     Raises:
         ValueError: the reference is not one number.
     """
-    return final_number(prefill + completion) == reference_number(answer)
+    reference, completion = reference_number(answer), prefill + completion
+    if reference not in final_numbers(completion):
+        return False
+    units = units_of(reference_text(answer), reference)
+    return not units or not all_differ(units_of(final_sentence(completion), reference), units)
+
+
+def final_numbers(completion: str) -> list[Fraction]:
+    """Return the numbers that are the final answer of a completion: of 2/3 ≈ 0.667 both, else at most one."""
+    beside = beside_decimal(final_sentence(completion))
+    exact = stated_number(beside.exact) if beside else None
+    number = _final_number(completion)
+    if beside is None or exact is None:
+        return [] if number is None else [number]
+    if not beside.agrees(exact):
+        return [] if number in (None, exact) else [number]
+    decimal = stated_number(beside.decimal)
+    return list(dict.fromkeys(value for value in (exact, decimal, number) if value is not None))
 
 
 def final_number(completion: str) -> Fraction | None:
-    """Return the number that is the final answer of a completion; `None` if it is none."""
+    """Return the number that is the final answer of a completion, of 2/3 ≈ 0.667 the exact one; `None` if none is."""
+    return next(iter(final_numbers(completion)), None)
+
+
+def _final_number(completion: str) -> Fraction | None:
     final = final_answer(completion)
     if final is None:
         return None
@@ -120,15 +100,16 @@ def stated_number(text: str) -> Fraction | None:
         return None  # a factorial
     sides = [side for side in _EQUALS.split(plain) if has_number(side)]
     numbers = numbers_in(sides[-1]) if sides else []
-    if any(_is_tuple(number, sides[-1]) for number in numbers):
+    if len(numbers) > MOST_NUMBERS or any(_is_tuple(number, sides[-1]) for number in numbers):
         return None
-    values = {_value_in_context(numbers, index, sides[-1]) for index in range(len(numbers))}
+    parts = [index for index in range(len(numbers)) if not is_whole(numbers, index, sides[-1])]
+    values = {value_in_context(numbers, index, sides[-1]) for index in parts}
     return values.pop() if len(values) == 1 else None
 
 
 def _is_tuple(number: WrittenNumber, plain: str) -> bool:
     """Return whether brackets enclose a number that may be two: `(3,12)` is a point or an interval."""
-    before, after = plain[: number.start].rstrip(), plain[number.end :].lstrip()
+    before, after = plain[: number.start].rstrip(" +-"), plain[number.end :].lstrip()
     return "," in number.found[0] and before.endswith(("(", "[", "{")) and after.startswith((")", "]", "}", "\\}"))
 
 
@@ -140,7 +121,7 @@ def plain_number(text: str) -> Fraction | None:
         return None
     before, after = plain[: numbers[0].start].strip(), plain[numbers[0].end :]
     alone = re.fullmatch(r"[+-]?\(?[+-]?", before) and _UNIT.fullmatch(after)
-    return _value_in_context(numbers, 0, plain) if alone else None
+    return value_in_context(numbers, 0, plain) if alone else None
 
 
 def _last_number(plain: str) -> Fraction | None:
@@ -149,12 +130,14 @@ def _last_number(plain: str) -> Fraction | None:
     denied: set[Fraction | None] = set()
     for index in reversed(range(len(numbers))):
         number = numbers[index]
+        if is_whole(numbers, index, plain):
+            continue
         if denied and _SENTENCE_END.search(plain, number.end, numbers[index + 1].start):
             return None
         if DENIED.search(plain[max(0, number.start - CONTEXT) : number.start]):
             denied.add(number.value)
         elif not denied or number.value not in denied:
-            value = _value_in_context(numbers, index, plain)
+            value = value_in_context(numbers, index, plain)
             return _left_of_equals(numbers, index, plain) if value is None else value
     return None
 
@@ -163,41 +146,19 @@ def _first_number(plain: str) -> Fraction | None:
     """Return the first number of a sentence that states the answer, if nothing after it changes it."""
     numbers = numbers_in(plain)
     if len(numbers) > 1 and _QUALIFIED.match(plain[numbers[0].end : numbers[1].start]):
-        return None
-    return _value_in_context(numbers, 0, plain)
+        return value_in_context(numbers, 0, plain) if is_whole(numbers, 1, plain) else None
+    return value_in_context(numbers, 0, plain)
 
 
 def _left_of_equals(numbers: Sequence[WrittenNumber], index: int, plain: str) -> Fraction | None:
     """Return the number before the last `=` of a text that ends in arithmetic: 18 in `18 = 9 * 2`."""
     equals = plain.rfind("=", 0, numbers[index].start)
     before = [position for position in range(index) if numbers[position].end <= equals]
-    if not before or not re.fullmatch(r"[\d\s.,*+/^()-]*", plain[equals + 1 : numbers[index].start]):
+    if (
+        not before
+        or has_variable(numbers[index], plain)
+        or not re.fullmatch(r"[\d\s.,*+/^()-]*", plain[equals + 1 : numbers[index].start])
+    ):
         return None
     last = before[-1]
-    return _value_in_context(numbers, last, plain) if not plain[numbers[last].end : equals].strip() else None
-
-
-def _value_in_context(numbers: Sequence[WrittenNumber], index: int, plain: str) -> Fraction | None:
-    """Return the value of a number with its sign; `None` if the text around it makes it no answer."""
-    number = numbers[index]
-    before = plain[max(0, number.start - CONTEXT) : number.start]
-    around = numbers[max(0, index - 1) : index + 2]
-    gaps = [plain[first.end : second.start] for first, second in pairwise(around)]
-    no_answer = (
-        any(pattern.search(before) for pattern in (DENIED, _BOUNDED, _OPERATOR, _IN_FORMULA))
-        or _CONTINUED.match(plain[number.end : number.end + CONTEXT])
-        or any(len(gap) <= CONTEXT and _ALTERNATIVE.search(gap) for gap in gaps)
-        or any(_IN_PARTS.match(plain, first.end) for first in around[:-1])
-    )
-    value = None if no_answer else number.value
-    return None if value is None else _signed(value, before)
-
-
-def _signed(value: Fraction, before: str) -> Fraction | None:
-    sign = _SIGN.search(before)
-    if sign is None:
-        return value
-    if _OPERAND.search(before[: sign.start()]):
-        return None  # a sum or a difference that was not computed
-    is_dash = sign[0].startswith("-") and sign[0][-1].isspace() and before[: sign.start()].strip()[-1:] != "="
-    return value if is_dash or sign[0].startswith("+") else -value
+    return value_in_context(numbers, last, plain) if not plain[numbers[last].end : equals].strip() else None

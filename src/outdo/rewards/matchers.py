@@ -11,7 +11,7 @@ from typing import Any
 
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.exact import final_text
-from outdo.rewards.expressions import check_expression, final_expression
+from outdo.rewards.expressions import answer_in_votes, check_expression
 from outdo.rewards.final_answer import reference_text
 from outdo.rewards.last_number import final_number, reference_number
 from outdo.rewards.multiple_choice import final_letter, reference_letter
@@ -114,10 +114,6 @@ def _read_number(completion: str) -> str | None:
     return None if number is None else str(number)
 
 
-def _read_expression(completion: str) -> str | None:
-    return _read_number(completion) or final_expression(completion)
-
-
 def _read_number_or_text(completion: str) -> str | None:
     return _read_number(completion) or final_text(completion)
 
@@ -125,7 +121,7 @@ def _read_number_or_text(completion: str) -> str | None:
 MATCHERS: Mapping[str, Matcher | str] = {
     "exact": Matcher(read=final_text, check_reference=reference_text),
     "last_number": Matcher(read=_read_number, check_reference=reference_number),
-    "math": Matcher(read=_read_expression, check_reference=check_expression, by_value=True),
+    "math": Matcher(read=answer_in_votes, check_reference=check_expression, by_value=True),
     "code": "outdo.extras.sandbox.code:MATCHER",
     "multiple_choice": Matcher(read=final_letter, check_reference=reference_letter),
 }

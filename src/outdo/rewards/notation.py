@@ -22,7 +22,7 @@ _SIGNS = str.maketrans(
 _TYPESETTING = [
     (re.compile(r"\\!\s*|\\(?:displaystyle|textstyle|left|right|limits)(?![a-zA-Z])|\\[()\[\]]"), ""),
     (re.compile(r"\\[,;: ]|(?<!\\)~|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z])"), " "),
-    (re.compile(r"\s*\{\s*,\s*\}\s*"), ","),
+    (re.compile(r"\s*\{\s*([,:])\s*\}\s*"), r"\1"),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (
         re.compile(r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname)\s*\{([^{}]*)\}"),
@@ -30,12 +30,23 @@ _TYPESETTING = [
     ),
     (re.compile(r"\s*\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|°"), " degrees "),
     (re.compile(r"\\(?:times|cdot)(?![a-zA-Z])"), "*"),
-    (re.compile(r"\\(?:approx|simeq)(?![a-zA-Z])"), "≈"),
+    (re.compile(r"\\(?:approx|simeq|doteq)(?![a-zA-Z])"), "≈"),
+    (re.compile(r"\\l(?:eq?|eqq|eqslant)(?![a-zA-Z])"), "≤"),
+    (re.compile(r"\\g(?:eq?|eqq|eqslant)(?![a-zA-Z])"), "≥"),
+    (re.compile(r"\\(?:lt|ll)(?![a-zA-Z])"), "<"),
+    (re.compile(r"\\(?:gt|gg)(?![a-zA-Z])"), ">"),
+    (re.compile(r"\\neq?(?![a-zA-Z])"), "≠"),
+    (re.compile(r"\\(?:pm|mp)(?![a-zA-Z])"), "±"),
+    (re.compile(r"\\equiv(?![a-zA-Z])"), "≡"),
+    (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
+    (re.compile(r"\\pmod\s*(?:\{([^{}]*)\}|(\d))"), r" (mod \1\2) "),
+    (re.compile(r"\\b?mod(?![a-zA-Z])"), " mod "),
     (re.compile(r"\\(?:(?:R|Longr)ightarrow|implies)(?![a-zA-Z])"), "=>"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\?\$"), "$"),
 ]
-_FRACTION = re.compile(r"(\d?)(\s*)\\frac\s*(?:\{\s*([\d.,]+)\s*\}|(\d))\s*(?:\{\s*([\d.,]+)\s*\}|(\d))")
+_PART = r"(?:\{\s*([+-]?)\s*([\d.,]+)\s*\}|(\d))"
+_FRACTION = re.compile(rf"(\d?)(\s*)\\frac\s*{_PART}\s*{_PART}")
 
 
 def one_notation(text: str) -> str:
@@ -56,9 +67,11 @@ def without_latex(text: str) -> str:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    digit, space, *parts = found.groups("")
-    above, below = parts[0] or parts[1], parts[2] or parts[3]
-    return f"{digit}{' ' if digit else space}{above}/{below}"  # 1\frac{1}{2} is 1 1/2
+    digit, space, sign, above, above_digit, other_sign, below, below_digit = found.groups("")
+    fraction = f"{above or above_digit}/{below or below_digit}"
+    if "-" in (sign, other_sign) and sign != other_sign:
+        return f"{digit}{space}(-{fraction})"
+    return f"{digit}{' ' if digit else space}{fraction}"  # 1\frac{1}{2} is 1 1/2
 
 
 def _vulgar_fraction(found: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
 r"""Read numbers as people and models write them, for `last_number` and `math`: the grammar, without signs and context.
 
-A number is `1,234.50`, `1 234`, `1,00,000`, `12,50`, `3/4`, `1 1/2`, `1.5e3`, `10^3`, `1.5 * 10^3`, `18k`, `2 million`.
+A number is `1,234.50`, `1 234`, `1,00,000`, `12,50`, `1.234,50`, `3/4`, `1 1/2`, `1.5e3`, `10^3`, `1.5 * 10^3`, `18k`,
+`2 million`.
 """
 
 import re
@@ -23,7 +24,8 @@ _DIGITS = r"""
 _POWER = r"(?:\^|\*\*)[ ]*\{?[ ]*"
 _NUMBER = re.compile(
     rf"""(?<![\w^\\])(?<!\d[.,:/])                                           # not x2, \frac12, or a part of 10:30
-    (?: (?P<other> \d+[.]\d+[.]\d[\d.]* | \d+(?::\d+)+(?::[\d.]+)? | \d+/\d+/\d[\d/]* | \d{{4}}-\d\d-\d\d )
+    (?: (?P<european>[1-9]\d{{0,2}}(?:\.\d{{3}})+,\d\d)(?![\d,.]*\d)       # 1.234,50
+    | (?P<other> \d+[.]\d+[.]\d[\d.]* | \d+(?::\d+)+(?::[\d.]+)? | \d+/\d+/\d[\d/]* | \d{{4}}-\d\d-\d\d )
     | (?P<whole>\d+)[ ]+(?P<above>\d+)[ ]*/[ ]*(?P<below>\d+)(?![\d/])       # 1 1/2
     | (?P<base>\d+)[ ]*{_POWER}(?P<exponent>[+-]?\d+)[ ]*\}}?                # 10^3
     | (?P<digits>{_DIGITS})
@@ -37,6 +39,7 @@ _NUMBER = re.compile(
 _POWER_OF_TEN = {"k": 3, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(r"k(?!\w)|\s*(?:thousand|million|billion|trillion)\b", re.IGNORECASE)
 _UNIT_POWER = re.compile(r"(?<=[A-Za-z])\s*\^\s*(?:\{\s*-?\d+\s*\}|-?\d+)")
+_MODULUS = re.compile(r"(?<![\d.,])(\d{1,99})\s*\(?\s*mod(?:ulo)?\s*(\d{1,99})(?!\d)\s*\)?", re.IGNORECASE)
 _EMPHASIS = re.compile(r"(?<![\w*])(\*{1,3})(?=[^\s*])([^*\n]*[^\s*])\1(?![\w*])")
 _MARKS = re.compile(r"""[$€£¥₹₩₽¢`"]+|(?<!\w)'|'(?!\w)|(?<!\w)_+|_+(?!\w)|(?:US|USD|EUR|Rs\.?)(?=\s*[$]?\d)""")
 
@@ -66,8 +69,10 @@ class WrittenNumber:
 
 
 def plain_text(text: str) -> str:
-    """Return the text without what may surround a number: currency signs, quotes, Markdown, LaTeX, powers of units."""
-    return _UNIT_POWER.sub("", _MARKS.sub("", _EMPHASIS.sub(r"\2", without_latex(text))))
+    """Return the text without what may surround a number: currency signs, quotes, Markdown, LaTeX, powers of units, and
+    the modulus of a residue: `7 (mod 11)` is 7.
+    """
+    return _MODULUS.sub(_residue, _UNIT_POWER.sub("", _MARKS.sub("", _EMPHASIS.sub(r"\2", without_latex(text)))))
 
 
 def numbers_in(plain: str) -> list[WrittenNumber]:
@@ -78,6 +83,10 @@ def numbers_in(plain: str) -> list[WrittenNumber]:
 def has_number(plain: str) -> bool:
     """Return whether a plain text has a number."""
     return _NUMBER.search(plain) is not None
+
+
+def _residue(found: re.Match[str]) -> str:
+    return found[1] if int(found[1]) < int(found[2]) else found[0]  # 18 mod 11 was not computed
 
 
 def _scaled(found: re.Match[str]) -> WrittenNumber:
@@ -96,10 +105,16 @@ def _value(found: re.Match[str]) -> Fraction | None:
         return _power(int(found["base"]), int(found["exponent"]))
     if found["decimals"] and "." in found["digits"]:
         return None
-    digits = re.sub("[ ,_']", "", found["digits"]) + (found["decimals"] or "").replace(",", ".")
+    digits = _digits(found)
     exponent, denominator = int(found["e"] or found["ten"] or 0), int(found["denominator"] or 1)
     fits = abs(exponent) <= LARGEST_EXPONENT and denominator != 0
     return Fraction(Decimal(digits)) * Fraction(10) ** exponent / denominator if fits else None
+
+
+def _digits(found: re.Match[str]) -> str:
+    if found["european"]:
+        return found["european"].replace(".", "").replace(",", ".")
+    return re.sub("[ ,_']", "", found["digits"]) + (found["decimals"] or "").replace(",", ".")
 
 
 def _power(base: int, exponent: int) -> Fraction | None:
