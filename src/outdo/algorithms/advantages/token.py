@@ -100,7 +100,8 @@ def rejection(batch: Batch, *, threshold: float | None = None) -> Batch:
     With the plain log-likelihood as the objective this is fine-tuning on the model's own good answers: RAFT (arXiv
     2304.06767), the inner loop of STaR and ReST, and the baseline for all other methods.
 
-    Raises ValueError without `threshold` if it is not defined which answers are right, and for one that is not finite.
+    Raises `UserError` without `threshold` if it is not defined which answers are right, and ValueError for one that is
+    not finite.
     """
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"rejection: threshold must be a finite number, not {threshold}")
@@ -109,7 +110,7 @@ def rejection(batch: Batch, *, threshold: float | None = None) -> Batch:
     elif batch.right is not None:
         kept = batch.right
     elif batch.scored.any():
-        raise ValueError("rejection: it is not defined which answers are right; set eval.right, or give a threshold")
+        raise UserError(["rejection: it is not defined which answers are right; set eval.right, or give a threshold"])
     else:
         kept = torch.zeros_like(batch.scored)
     mask = batch.loss_mask & kept[:, None]
