@@ -68,7 +68,7 @@ def test_shares_rates_and_pairs_are_those_of_the_answers_with_a_verdict(
     assert (told["pass@1"], told["without_verdict"], told["unscored"], told["n"]) == (0.8, 5, 5, 10)
     assert told["reward"] == pytest.approx(told["pass@1"])  # of the same verdicts
     assert told["reward_ci95"] == pytest.approx(told["ci95"])
-    assert "without verdict" in outdo(*asked).out
+    assert "without a verdict" in outdo(*asked).out
     rates = tmp_path / "rates.jsonl"
     said = outdo(*asked, "--rates", rates).out
     assert "pass rates of 5 questions" in said

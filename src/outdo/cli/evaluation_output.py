@@ -73,7 +73,9 @@ def _label(name: str) -> str:
     """Return what the table calls a number."""
     if name.endswith("ci95"):
         return "95 % interval"
-    return name.replace("_", " ") if name.startswith(("without_verdict", "left_out_of_")) else name
+    if name == "without_verdict":
+        return "without a verdict"
+    return name.replace("_", " ") if name.startswith("left_out_of_") else name
 
 
 def _formatted(name: str, value: Any) -> str:
