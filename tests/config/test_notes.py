@@ -148,6 +148,13 @@ NOTES: Mapping[str, Sequence[Case]] = {
     "_unused_critic": [
         ("train.critic has no effect", ["train.critic=head"], [["train.critic=head", "train.objective=ppo"]])
     ],
+    "_rewards_of_turns": [
+        (
+            "gdpo compares whole episodes",
+            ["train.advantage=gdpo", GAME],
+            [["train.advantage=gdpo"], [GAME], ["train.advantage=turn_to_go", GAME]],
+        )
+    ],
     "_more_threads_than_cores": [("more threads wait for", ["threads=1024"], [["threads=1"]])],
     "_warmup_as_long_as_the_run": [("is never reached", ["optim.schedule.warmup=100"], [["optim.schedule.warmup=5"]])],
     "_schedule_with_fewer_steps": [

@@ -7,6 +7,7 @@ from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
 from outdo.run.build.build import build_run
 from outdo.run.build.method import advantage_of_rewards
+from outdo.run.build.rewards import weights_of_parts
 from outdo.run.display import Display
 from outdo.types import Group, Sampled
 from outdo.utils.text import counted, excerpt
@@ -20,7 +21,7 @@ def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> in
             display.say(note)
         with display.working("sampling one group"):
             sampled = Sampled.of(run.sampler(run.models.policy, run.prompts.take(1), step=1))
-        advantage = advantage_of_rewards(recipe, dict(zip(run.reward.names, run.reward.weights, strict=True)))
+        advantage = advantage_of_rewards(recipe, weights_of_parts(run.reward))
         for group in sampled.groups:
             _show(group, display)
             display.say(f"the group: {_signal(recipe.advantage.name, advantage, group)}")

@@ -12,7 +12,6 @@ from outdo.algorithms.objectives.base import Objective
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.attention import sequence_replicas
 from outdo.config.file import dump
-from outdo.config.names import ENVIRONMENT_REWARD
 from outdo.config.paths import with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import reward_variables, source_files
@@ -56,7 +55,7 @@ from outdo.run.build.method import (
 )
 from outdo.run.build.model_notes import model_notes
 from outdo.run.build.prompts import build_prompts, with_date_of_template
-from outdo.run.build.rewards import rewards_of, start_placed
+from outdo.run.build.rewards import rewards_of, start_placed, weights_of_parts
 from outdo.run.build.rollouts import open_engine_of_run, open_rollouts
 from outdo.run.check import cost
 from outdo.run.check.fallbacks import fallback_warnings
@@ -153,7 +152,7 @@ def build_run(
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts, world)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
     reward, online_reward_models = rewards_of(recipe, folder, world, tried_first=tried_first(questions.train))
-    weights = {ENVIRONMENT_REWARD: 1.0} | dict(zip(reward.names, reward.weights, strict=True))
+    weights = weights_of_parts(reward)
     advantage = advantage_of(recipe, penalty, weights)
     requires = requirements_of(objective, advantage)
     with display.working(f"loading {model or recipe.model}"):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outdo.config.fields import WeightedReward
-from outdo.config.names import PLACES
+from outdo.config.names import ENVIRONMENT_REWARD, PLACES
 from outdo.config.recipe import Recipe
 from outdo.rewards import WeightedSum
 from outdo.rewards.capabilities import LearningReward, PlacedReward
@@ -16,6 +16,11 @@ from outdo.rewards.types import Reward, RewardInput
 from outdo.utils.extras import load_extra
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.world import ALONE, World
+
+
+def weights_of_parts(reward: WeightedSum) -> dict[str, float]:
+    """Return the weight of each part of the reward by its name; what an environment gives is added as it is."""
+    return {ENVIRONMENT_REWARD: 1.0} | dict(zip(reward.names, reward.weights, strict=True))
 
 
 def rewards_of(
