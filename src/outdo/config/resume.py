@@ -104,8 +104,12 @@ def accepted_changes(
 
 def _changed_files(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each change of what is read from files: data, code and reward models."""
-    found = {"data": _changed_data, "code": changed_code, "models": _changed_models, "variables": _changed_variables}
-    for kind, changes in found.items():
+    for kind, changes in (
+        ("data", _changed_data),
+        ("code", changed_code),
+        ("models", _changed_models),
+        ("variables", _changed_variables),
+    ):
         if kind in saved:
             yield from changes(saved[kind], now[kind])
 
