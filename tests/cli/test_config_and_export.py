@@ -113,6 +113,18 @@ def test_a_folder_with_another_form_of_the_model_is_not_uploaded(
     assert uploaded == [folder]
 
 
+def test_a_folder_of_another_dtype_is_not_uploaded_without_one(outdo, run, tmp_path, monkeypatch):
+    uploaded = []
+    monkeypatch.setattr("outdo.cli.export.load_extra", lambda *_: lambda folder, *_, **how: uploaded.append(folder))
+    folder = tmp_path / "exported"
+    assert outdo("export", run, folder, "--dtype", "bfloat16").status == 0
+    without = outdo("export", run, folder, "--push", "me/model")
+    assert (without.status, "exists and is not empty; choose a new folder" in without.error) == (2, True)
+    assert not uploaded
+    assert outdo("export", run, folder, "--push", "me/model", "--dtype", "bfloat16").status == 0
+    assert uploaded == [folder]
+
+
 def test_export_writes_over_nothing_and_takes_only_runs(outdo, run, exported, model, tmp_path):
     over = outdo("export", run, exported)
     assert (over.status, "choose a new folder" in over.error) == (2, True)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outdo.config.fields import Piece, WeightedReward
 from outdo.config.file import commented, dump, load
 from outdo.config.recipe import Recipe
 from outdo.config.settings import leaves, settings
@@ -229,6 +230,19 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch):
         "/home/me/test.jsonl",
         "/home/me/runs/x",
     ]
+
+
+@pytest.mark.parametrize("piece", [Piece, WeightedReward])
+def test_every_path_in_options_of_pieces_may_begin_with_the_home_folder(piece, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    given = {"name": "~/a.py:f", "python": "~/vllm/bin/python", "key": {"file": "~/key"}, "files": ["~/a", "b~/c", "~"]}
+    found = piece.model_validate(given)
+    assert found.name == "/home/me/a.py:f"
+    assert found.options == {
+        "python": "/home/me/vllm/bin/python",
+        "key": {"file": "/home/me/key"},
+        "files": ["/home/me/a", "b~/c", "~"],
+    }
 
 
 @given(st.dictionaries(st.sampled_from([*settings(), "data", "train", "x.y"]), st.text() | st.integers() | st.none()))

@@ -209,7 +209,10 @@ def test_a_reference_that_is_a_list_is_refused_with_its_row_by_rewards_that_comp
         ({"question": "a", "anwser": "b"}, 'no column "answer"; did you mean anwser?'),
         ({"question": None, "answer": "b"}, 'column "question" is null'),
         ({"question": " \n", "answer": "b"}, 'column "question" is empty'),
-        ({"question": [{"role": "assistant", "content": "a"}], "answer": "b"}, "ends with an answer by the assistant"),
+        (
+            {"question": [{"role": "assistant", "content": "a"}], "answer": "b"},
+            "has an answer by the assistant, and no question",
+        ),
         ({"question": "x" * (LONGEST_PROMPT + 1), "answer": "b"}, "has 1,000,001 characters, more than 1,000,000"),
         (b'{"question": "a\xff", "answer": "b"}', "not UTF-8 text (byte 15 of the line)"),
         (b'{"question": "a\\u0000", "answer": "b"}', 'column "question" holds a NUL character'),

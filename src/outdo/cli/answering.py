@@ -4,17 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from outdo.cli.output import print_line
 from outdo.cli.template_option import read_template
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import tokenise
 from outdo.data.questions import Question
 from outdo.models.chat_options import keep_date, set_chat_options
+from outdo.models.conversation_notes import conversation_notes
 from outdo.models.policy import Policy
+from outdo.models.prompt_encoding import with_system
 from outdo.models.template_header import DATE, now
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.build.environment import tools_of
+from outdo.run.check.prompt_warnings import template_does
 from outdo.types import Prompt
 from outdo.utils.errors import UserError
 
@@ -52,7 +57,7 @@ class Answering:
     def prompts(self, questions: Sequence[Question], policy: Policy) -> Sequence[Prompt]:
         """Tokenise the questions. Raises `UserError` with every question that the model has no room for."""
         self.set_template(policy.tokenizer)
-        return tokenise(
+        prompts = tokenise(
             questions,
             policy.tokenizer,
             max_tokens=None if policy.context is None else policy.context - 1,
@@ -61,6 +66,19 @@ class Answering:
             overlong="refuse",
             tools=tools_of(self.environment),
         )
+        if self.template is None and policy.tokenizer.chat_template:
+            self._say_notes(questions, policy)
+        return prompts
+
+    def _say_notes(self, questions: Sequence[Question], policy: Policy) -> None:
+        """Print what the chat template does with messages that nobody would expect, beside what the command prints."""
+        tools_in = tools_of(self.environment)
+        found: dict[str, list[str]] = {}
+        for question in questions:
+            messages, tools = with_system(question.text, self.system), tools_in(question.columns)
+            found[question.id] = conversation_notes(policy.tokenizer, messages, [*tools, *question.tools])
+        for sentence in template_does(found):
+            print_line(Console(stderr=True), f"note: {sentence}")
 
 
 def answering(

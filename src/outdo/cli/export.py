@@ -8,8 +8,8 @@ from rich.console import Console
 
 from outdo.cli.output import print_line
 from outdo.config.names import UPLOADS
-from outdo.models.inspect_folder import inspect_folder
-from outdo.run.export.export import SEQUENCES, export, export_merged
+from outdo.models.inspect_folder import EITHER, inspect_folder
+from outdo.run.export.export import SEQUENCES, export, export_merged, exported_dtype
 from outdo.run.export.find_model import ModelRef, find_model
 from outdo.run.export.model_card import card
 from outdo.run.progress_bar import progress
@@ -51,7 +51,7 @@ def _is_written(source: ModelRef, folder: Path, *, dtype: str, merge: bool, lice
     is_adapter = inspect_folder(source.model).adapter is not None and not merge
     if path.read_text(encoding="utf-8") != card(source, is_adapter=is_adapter, licence=licence):
         return False
-    return dtype == "source" or inspect_folder(folder).dtype == dtype
+    return is_adapter or inspect_folder(folder, EITHER).dtype == exported_dtype(source, dtype)
 
 
 def _write(source: ModelRef, folder: Path, console: Console, *, dtype: str, merge: bool, licence: str | None) -> None:

@@ -124,6 +124,17 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
         return list(lost_texts(recipe, tokenizer()))
 
+    def template_does(question: Question) -> dict[str, list[str]]:
+        from outdo.models.conversation_notes import beginnings, conversation_notes
+        from outdo.models.prompt_encoding import with_system
+
+        if recipe.data.prompt_template is not None or not tokenizer().chat_template:
+            return {}
+        messages = with_system(question.text, recipe.data.system)
+        tools = [*environment_tools()(question.columns), *question.tools]
+        doubtful = conversation_notes(tokenizer(), messages, tools)
+        return {"doubtful": doubtful, "remarks": beginnings(tokenizer(), messages)}
+
     def render(question: Question) -> Rendered:
         from outdo.data.prompts import prompt_of
         from outdo.models.completion_text import rendered_text
@@ -141,6 +152,7 @@ def prompt_renderer(recipe: Recipe) -> Render:
             special=special_tokens_in(tokenizer(), [asked, tools]),
             prefill=prefill_of(text, asked),
             lost=lost(),
+            **template_does(question),
         )
 
     return render

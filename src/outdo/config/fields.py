@@ -29,6 +29,15 @@ def _plain_path(text: str) -> str:
     return os.path.expanduser(text)  # a shell leaves the ~ of `data.path=~/train.jsonl` as it is
 
 
+def _with_home(value: Any) -> Any:
+    """Return the options of a piece with the home folder in place of the ~ that a path begins with."""
+    if isinstance(value, Mapping):
+        return {key: _with_home(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_home(inner) for inner in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
+
+
 def _run_name(text: str) -> str:
     if any(part in ("..", "~") for part in text.split("/")) or text in (".", "/", os.path.expanduser("~")):
         raise ValueError('expected a name, or the path of a folder of its own, without ".." and "~" in it')
@@ -68,7 +77,7 @@ class Piece(Section):
     SHORT_FORM = ("name", "options")
 
     name: PathText
-    options: Mapping[str, Any] = Field(default_factory=dict)
+    options: Annotated[Mapping[str, Any], AfterValidator(_with_home)] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

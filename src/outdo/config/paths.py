@@ -124,7 +124,7 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
 def _with_engine_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
     """Return the recipe with other paths of the engine: links in them are kept, as they name a venv."""
     given = {name: recipe.engine.options.get(name) for name in ("python", "folder")}
-    changed = {name: change(os.path.expanduser(path)) for name, path in given.items() if isinstance(path, str)}
+    changed = {name: change(path) for name, path in given.items() if isinstance(path, str)}
     engine = recipe.engine.model_copy(update={"options": {**recipe.engine.options, **changed}})
     return recipe.model_copy(update={"engine": engine})
 

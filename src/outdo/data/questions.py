@@ -271,10 +271,10 @@ def _prompt(row: Row, columns: Columns) -> Text:
     if name == "instruction" and columns.answer != "input":
         text = alpaca_prompt(row) or text
     if not isinstance(text, str) and text[-1]["role"] == "assistant":
-        if not columns.ends_with_answer:
-            what = "ends with an answer by the assistant; the question has to be its last message"
-            raise ValueError(f'column "{name}" {what}')
-        text = text[:-1]  # the reference
+        if columns.ends_with_answer:
+            text = text[:-1]  # the reference; in other columns it is the beginning of the answer
+        elif len(text) == 1:
+            raise ValueError(f'column "{name}" has an answer by the assistant, and no question before it')
     length = sum(len(message["content"].strip()) for message in as_messages(text, "user"))
     if not length:
         raise ValueError(f'column "{name}" is empty')

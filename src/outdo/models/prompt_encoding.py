@@ -3,13 +3,15 @@
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
 from outdo.models.special_tokens import Hidden, encode, hide
+from outdo.models.written_messages import left_out
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.text import first_line
 
@@ -38,17 +40,20 @@ def encode_prompt(
     tools: Sequence[Tool] = (),
     without_tools: str = WITHOUT_TOOL_COLUMN,
     special_tokens: bool = False,
+    whole: bool = True,
     where: str = "the prompt",
 ) -> list[int]:
     """Return the token ids of a prompt: exactly what the policy reads; the prompt is never tokenised again.
 
-    - Messages go through the tokenizer's chat template once, with the opening of the assistant's turn added.
+    - Messages go through the tokenizer's chat template once, with the opening of the assistant's turn added. A last
+      message of the assistant is the beginning of its answer, which stays open.
     - A string becomes one user message if the tokenizer has a chat template; otherwise it is tokenised as it is.
     - `template`, for base models, is text with `{prompt}` in it (and `{system}`, if there is one). It replaces any chat
       template, and needs prompts that are strings.
     - `system` becomes the first message, unless the prompt has a system message of its own.
     - `tools` are given to the chat template, which writes their schemas into the prompt; `without_tools` ends the error
       if it does not.
+    - Messages, and their calls of tools, have to be in the text that the chat template writes, if it is to be `whole`.
 
     Special tokens are added once. A chat template writes its own, so no others are added to its text. Other text gets
     those that the tokenizer always adds (a BOS, for example) and that do not begin it already, but no EOS at the end,
@@ -57,8 +62,8 @@ def encode_prompt(
     template, of `template` and of `system` are special tokens.
 
     `where` names the prompt in errors ("train.jsonl, row 3"). Raises `ModelError` if the chat template refuses the
-    prompt or has no place for the tools, if there is none and one is needed, if there is no token, or if the tokenizer
-    cannot encode a special token as ordinary text; `UserError` if `template` lacks a field.
+    prompt, leaves out a part of it or has no place for the tools, if there is none and one is needed, if there is no
+    token, or if the tokenizer cannot encode a special token as ordinary text; `UserError` if `template` lacks a field.
     """
     hidden: Hidden = {}
     if not special_tokens:
@@ -68,14 +73,23 @@ def encode_prompt(
             raise ModelError(f"{where} has tools, and only a chat template has a place for them; {without_tools}")
         ids = _encode_text(tokenizer, _fill_template(prompt, system, template, where), hidden, where)
     else:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
-        if system is not None and (not messages or messages[0].get("role") != "system"):
-            messages = [{"role": "system", "content": system}, *messages]
+        messages = with_system(prompt, system)
         check_tools(tokenizer, messages, tools, where, without_tools)
-        ids = encode(tokenizer, render(tokenizer, messages, tools, where), hidden, where=where)
+        text = render_prompt(tokenizer, messages, tools, where)
+        if whole:
+            check_written(text, messages, partial(render_prompt, tokenizer, tools=tools, where=where), where)
+        ids = encode(tokenizer, text, hidden, where=where)
     if not ids:
         raise ModelError(f"{where} has no tokens, and a model cannot answer nothing")
     return ids
+
+
+def with_system(prompt: str | Sequence[Message], system: str | None) -> list[dict[str, Any]]:
+    """Return a prompt as messages, after the `system` message unless it has one of its own."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
+    if system is not None and (not messages or messages[0].get("role") != "system"):
+        messages = [{"role": "system", "content": system}, *messages]
+    return messages
 
 
 def _fill_template(prompt: str | Sequence[Message], system: str | None, template: str | None, where: str) -> str:
@@ -131,6 +145,29 @@ def check_tools(
     """Raise `ModelError` if the chat template does not read the tools: then it writes the same text without them."""
     if tools and render(tokenizer, messages, tools, where) == render(tokenizer, messages, (), where):
         raise ModelError(f"{where} has tools, which the model's chat template does not read; {without_tools}")
+
+
+def check_written(
+    text: str, messages: Sequence[Message], render: Callable[[Sequence[Message]], str], where: str
+) -> None:
+    """Raise `ModelError` if the `text` of a conversation lacks a message or a call; thinking may be left out."""
+    lost = [str(each) for each in left_out(messages, text, render) if each.kind != "thinking"]
+    if lost:
+        raise ModelError(
+            f"{where}: the model's chat template leaves out {', '.join(lost)}; remove it, write it into another "
+            "message, or use a model whose chat template writes it"
+        )
+
+
+def render_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool], where: str
+) -> str:
+    """Return the text of a prompt: with the opening of the assistant's turn, or the turn that the messages begin."""
+    if messages[-1].get("role") != "assistant":
+        return render(tokenizer, messages, tools, where)
+    text = apply_template(tokenizer, messages, tools, where, tokenize=False, continue_final_message=True)
+    assert isinstance(text, str)
+    return text
 
 
 def render(

@@ -82,7 +82,7 @@ class AgentKind:
     ) -> list[str]:
         """Return notes on the agent and on the chat template. Raises `UserError` as `open` does."""
         template = chat_template(tokenizer, end_ids=end_ids, system=system)
-        return [*self.notes(piece), f"chat template: {template.properties}"]
+        return [*self.notes(piece), *template.notes]
 
     def notes(self, piece: Piece) -> list[str]:
         """Return a note on what the agent is given, its limits and what is trained."""

@@ -123,7 +123,7 @@ class EpisodeKind:
         template = chat_template(tokenizer, end_ids=end_ids, system=system, tools=episodes.tools, exact=True)
         names = ", ".join(tool["function"]["name"] for tool in episodes.tools) or "none"
         turns = f"environment: at most {counted(episodes.turns, 'turn')}; tools: {names}"
-        return [turns, *self.notes(piece), f"chat template: {template.properties}"]
+        return [turns, *self.notes(piece), *template.notes]
 
     def notes(self, piece: Piece) -> list[str]:
         """Return what is unusual about the environment."""

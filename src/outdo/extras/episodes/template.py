@@ -10,7 +10,7 @@ properties that differ between models.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -55,12 +55,16 @@ class Properties:
     independent: bool  # what it writes after a turn does not depend on that turn
     parallel: bool  # several calls and their results are all written
 
-    def __str__(self) -> str:
-        """Return a line with every property and yes or no."""
-        labels = ("prefix kept at a tool result", "thinking kept at a user's message", "arguments stay JSON")
-        labels += ("the same text after every turn", "results of parallel calls")
-        values = (getattr(self, each.name) for each in fields(self))
-        return "; ".join(f"{label}: {'yes' if holds else 'no'}" for label, holds in zip(labels, values, strict=True))
+    def describe(self, *, tools: bool) -> str:
+        """Return a line with each property that applies, with `tools` or without, and yes or no."""
+        with_tools = {
+            "prefix kept at a tool result": self.keeps_prefix,
+            "arguments stay JSON": self.json_arguments,
+            "results of parallel calls": self.parallel,
+        }
+        found = {"thinking kept at a user's message": self.keeps_thinking} | (with_tools if tools else {})
+        found["the same text after every turn"] = self.independent
+        return "; ".join(f"{label}: {'yes' if holds else 'no'}" for label, holds in found.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +187,17 @@ class Template:
             independent=_holds(lambda: self._is_independent(results[:1] if self.tools else [user])),
             parallel=_holds(lambda: bool(self._after(results)) and self._written(_stand_in(results)).count(MARK) > 1),
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the properties are, and what follows from them for a server that renders the conversation again."""
+        notes = [f"chat template: {self.properties.describe(tools=bool(self.tools))}"]
+        if not self.properties.keeps_thinking:
+            notes.append(
+                "chat template: a server with this template will not show the policy its earlier thinking after a "
+                "user's next message; here the policy reads it, because no turn is rendered again"
+            )
+        return notes
 
     def check(self) -> None:
         """Raise `ModelError`, with the reason, if an episode with this template would not be exact."""

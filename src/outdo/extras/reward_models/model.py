@@ -183,7 +183,7 @@ class RewardModel(MicroBatched):
 
         Raises `ModelError` if the chat template refuses the prompt.
         """
-        prompt_ids = encode_prompt(self.tokenizer, prompt, template=self.template, system=self.system)
+        prompt_ids = encode_prompt(self.tokenizer, prompt, template=self.template, system=self.system, whole=False)
         return (*prompt_ids, *encode_continuation(self.tokenizer, completion), self._end)
 
     def fits(self, comparison: Comparison) -> bool:

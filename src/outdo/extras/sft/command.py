@@ -19,10 +19,11 @@ from outdo.data.batches import Mixture
 from outdo.data.files import read_rows
 from outdo.data.prompts import Prompts
 from outdo.extras.sft.sft import SftStep, sft
-from outdo.extras.sft.sft_examples import SftExample, SftTokens, encode_examples, examples_in
+from outdo.extras.sft.sft_examples import SftExample, SftTokens, encode_examples, examples_in, messages_of
 from outdo.extras.sft.supervised import EPOCHS, PreparedTraining, TrainingLength, mistakes_of_new, parsed, run_plan
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.chat_options import set_chat_options
+from outdo.models.conversation_notes import loses_thinking
 from outdo.models.device import set_threads
 from outdo.models.download import downloaded
 from outdo.models.inspect_folder import conversion_notes, inspect_folder
@@ -276,6 +277,10 @@ def _encode(policy: Policy, examples: Sequence[SftExample], display: Display, **
     if left := len(examples) - len(encoded):
         longer = f"longer than the model's context of {policy.context} tokens"
         display.say(f"left out: {left:,} of {counted(len(examples), 'example')}, {longer}")
+    if how["template"] is None and policy.tokenizer.chat_template:
+        lost = sum(loses_thinking(policy.tokenizer, messages_of(each), each.tools) for each in examples)
+        if lost:
+            display.say(f"the chat template leaves out thinking in {lost:,} of {counted(len(examples), 'example')}")
     texts = ([each.prompt, each.completion, each.tools] for each in examples)
     if special := sum(bool(special_tokens_in(policy.tokenizer, each)) for each in texts):
         meaning = "special tokens" if how["special_tokens"] else "ordinary text (--special-tokens: special tokens)"

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.models.prompt_encoding import Message, Tool, apply_template, check_tools, render
+from outdo.models.prompt_encoding import Message, Tool, apply_template, check_tools, check_written, render
 from outdo.models.special_tokens import Hidden, encode, encode_with_places, hide
 from outdo.utils.errors import ModelError
 
@@ -39,8 +40,9 @@ def encode_conversation(
     White space after the last token of an answer that is in `end_ids` is not learned: the policy stops before it.
     Special tokens in the messages and the tools are ordinary text, unless `special_tokens` is true.
 
-    Raises `ModelError` if the chat template refuses the conversation, marks nothing in it, has no place for the tools,
-    or does not keep prefixes: if what it writes up to an answer changes when the answer, or a later turn, follows.
+    Raises `ModelError` if the chat template refuses the conversation, leaves out a part of it, marks nothing in it, has
+    no place for the tools, or does not keep prefixes: if what it writes up to an answer changes when the answer, or a
+    later turn, follows.
     """
     first = max(first, 1)
     hidden: Hidden = {}
@@ -51,6 +53,8 @@ def encode_conversation(
     has_marks = tokenizer.chat_template and GENERATION.search(tokenizer.get_chat_template(tools=with_tools))
     ranges = _by_generation_marks if has_marks else _by_prefixes
     ids, learned = ranges(tokenizer, messages, first, tools, where, hidden)
+    write = partial(render, tokenizer, tools=tools, where=where, open_turn=False)
+    check_written(write(messages), messages, write, where)
     learned = _without_space_after_end(tokenizer, ids, learned, end_ids)
     if not any(learned):
         raise ModelError(f"{where}: the chat template leaves nothing to learn of the assistant's messages")

@@ -129,6 +129,11 @@ def encode_examples(
     return encoded
 
 
+def messages_of(example: SftExample) -> list[Mapping[str, Any]]:
+    """Return an example as a conversation; text is a question or an answer."""
+    return [*as_messages(example.prompt, "user"), *as_messages(example.completion, "assistant")]
+
+
 def _encode(
     example: SftExample,
     tokenizer: PreTrainedTokenizerBase,
@@ -151,11 +156,10 @@ def _encode(
         return [*given, *answer], [False] * len(given) + [True] * len(answer)
     if template is not None:
         raise ModelError(f"{example.where} has messages, and a prompt template takes text; leave the template out")
-    given, learned = as_messages(prompt, "user"), as_messages(completion, "assistant")
     return encode_conversation(
         tokenizer,
-        [*given, *learned],
-        first=len(given),
+        messages_of(example),
+        first=len(as_messages(prompt, "user")),
         tools=example.tools,
         end_ids=end_ids,
         where=example.where,

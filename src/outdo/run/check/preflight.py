@@ -37,6 +37,7 @@ from outdo.run.check.prompt_warnings import (
     longest_prompt,
     overlong_prompts,
     question_warnings,
+    template_does,
     template_warnings,
 )
 from outdo.run.check.reward_inputs import dated_reward_models, missing_variables
@@ -56,6 +57,8 @@ class Rendered(NamedTuple):
     special: Sequence[str] = ()  # special tokens in the text of the question and of its tools
     prefill: str = ""  # what the prompt has written of the answer: see `outdo.utils.thinking.prefill_of`
     lost: Sequence[str] = ()  # a sentence for each text that rewards look for, and that no completion has
+    doubtful: Sequence[str] = ()  # what the chat template does with its messages, as parts of a sentence
+    remarks: Sequence[str] = ()  # the same, where it is as expected
 
 
 Render = Callable[[Question], Rendered]
@@ -121,7 +124,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     sample, prompts, unread = sample_of(recipe, facts, train, render)  # it may load torch
     refused, dropped = _overlong(recipe, facts, questions, sample, render)
     errors += [*unread, *refused]
-    notes += _prefills(prompts)
+    notes += [*_prefills(prompts), *_remarks(prompts)]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
     found = estimate(recipe, facts, sample, machine, held_out=_evaluated(recipe, questions))
@@ -135,9 +138,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
             *found.warnings,
             *doubtful,
             *_repetition(recipe, train),
-            *_unknown_tokens(prompts),
-            *_special_tokens(prompts, special=recipe.data.special_tokens),
-            *_lost(prompts),
+            *_doubtful_prompts(prompts, recipe),
             *rewards.warnings,
             *missing_variables(recipe),
             *dated_reward_models(recipe),
@@ -244,6 +245,13 @@ def _evaluated(recipe: Recipe, questions: Questions | None) -> int:
     return len(questions.evaluated(recipe.eval.rows)) if questions else 0
 
 
+def _doubtful_prompts(prompts: Mapping[str, Rendered], recipe: Recipe) -> Iterator[str]:
+    yield from _unknown_tokens(prompts)
+    yield from _special_tokens(prompts, special=recipe.data.special_tokens)
+    yield from _lost(prompts)
+    yield from _template_does({name: prompt.doubtful for name, prompt in prompts.items()})
+
+
 def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
     affected = {each: prompt for each, prompt in prompts.items() if prompt.unknown > MOST_UNKNOWN * prompt.tokens}
     if affected:
@@ -283,6 +291,14 @@ def _prefills(prompts: Mapping[str, Rendered]) -> Iterator[str]:
             f"prompts: {len(written)} of {len(prompts)} looked at have the beginning of the answer, {prefill!r} in "
             f"question {question}: built-in rewards read it before the completion, other functions get it as `prefill`"
         )
+
+
+def _remarks(prompts: Mapping[str, Rendered]) -> Iterator[str]:
+    yield from _template_does({name: prompt.remarks for name, prompt in prompts.items()})
+
+
+def _template_does(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    yield from (f"data.path: {sentence}" for sentence in template_does(found))
 
 
 def _plain_prompt(question: Question) -> str:

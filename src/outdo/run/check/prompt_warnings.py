@@ -1,7 +1,7 @@
 """What `outdo check` warns of in questions and prompts: repetitions, leaks, and chat templates that do not fit."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,17 @@ def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
             f"model: its chat template never writes its end-of-sequence token {end}, as in base models that were not "
             "trained to chat: set data.template, or sampling.stop if the template ends turns in another way"
         )
+
+
+def template_does(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield a sentence for each thing that the chat template does with prompts, `found` by the id of the question."""
+    for does in dict.fromkeys(each for of_prompt in found.values() for each in of_prompt):
+        affected = [name for name, of_prompt in found.items() if does in of_prompt]
+        if len(affected) == len(found):
+            yield f"the chat template {does}"
+        else:
+            of = f"{len(affected):,} of {counted(len(found), 'prompt')} looked at"
+            yield f"the chat template {does}: in {of}, as in that of question {affected[0]}"
 
 
 def date_notes(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:

@@ -55,9 +55,7 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source", licence: st
         raise UserError([f"{source.name}: not a run folder; {way}"])
     if facts.adapter and dtype != "source":
         raise UserError([f"--dtype {dtype}: an adapter is exported in float32; with --merge the model has this dtype"])
-    wanted = dtype
-    if dtype == "source" and not facts.adapter:
-        wanted = _source_dtype(source.recipe.model) if source.recipe else "float32"
+    wanted = dtype if facts.adapter else exported_dtype(source, dtype)
 
     def write(aside: Path) -> None:
         _write_model(Path(source.model), aside, wanted, is_adapter=facts.adapter is not None)
@@ -67,6 +65,19 @@ def export(source: ModelRef, folder: Path, *, dtype: str = "source", licence: st
 
     save_model_folder(folder, write)
     return folder
+
+
+def exported_dtype(source: ModelRef, dtype: str) -> str:
+    """Return the dtype in which a whole model is exported: `dtype`, or for "source" that of what the run started from.
+
+    Raises `UserError` if that is not known.
+    """
+    if dtype != "source":
+        return dtype
+    facts = inspect_folder(source.model, EITHER)
+    if facts.adapter:  # the base of the adapter, into which it is merged
+        return facts.dtype or "float32"
+    return _source_dtype(source.recipe.model) if source.recipe else "float32"
 
 
 def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", licence: str | None = None) -> MergeError:
@@ -83,7 +94,7 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", lice
     facts = inspect_folder(source.model)
     if facts.adapter is None:
         raise UserError([f"--merge: {source.name} has no adapter"])
-    wanted = (facts.dtype or "float32") if dtype == "source" else dtype
+    wanted = exported_dtype(source, dtype)
     adapter = load_model(facts)
     expected = _logprobs(adapter)
     products = _largest(_logprobs(adapter, torch.float32) - expected)
