@@ -17,9 +17,9 @@ from outdo.algorithms.objectives import corrections, presets
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import high_entropy
 from outdo.algorithms.objectives.compat import Library, compat
-from outdo.algorithms.objectives.divergences import Divergence, absolute, k1, k2
+from outdo.algorithms.objectives.divergences import Divergence, absolute, k1, k2, k3
 from outdo.algorithms.objectives.weights import token_mean
-from outdo.types import Batch
+from outdo.types import Batch, TokenScores
 
 GROUPS = [
     [rollout(4, 1.0), rollout(1, 0.0), rollout(3, 0.5, mask=(True, False, True)), rollout(0, 0.0)],
@@ -264,6 +264,16 @@ def test_only_ppos_clip_by_token_gets_a_token_mean_and_a_dual_clip(
     adapted = compat(library, objective)
     assert adapted.weight is objective.weight
     assert adapted.surrogate is objective.surrogate
+
+
+@pytest.mark.parametrize("objective", [presets.gspo(beta=0.5), presets.grpo(beta=0.5)], ids=["gspo", "grpo"])
+def test_the_divergence_is_a_mean_over_tokens_in_openrlhf(objective: ComposedObjective) -> None:
+    """The answers have different lengths, so that a mean over answers of means over tokens is another number."""
+    batch, logprobs = batch_far_from_old_and_reference()
+    expected = over_tokens(k3(logprobs, batch.ref_logprobs).clamp(-10.0, 10.0), batch.loss_mask) / 2
+    terms = {library: compat(library, objective)(TokenScores(logprobs=logprobs), batch) for library in WITHOUT_TRL}
+    assert_close(terms["openrlhf"].divergence, expected)
+    assert compat("verl", objective).divergence_weight is None
 
 
 @pytest.mark.parametrize(("library", "expected"), [("trl", True), ("verl", False), ("openrlhf", True)])

@@ -42,6 +42,7 @@ FACTOR = r"expected \[B, T\] = \[4, 5\], \[B, 1\] = \[4, 1\] or a number$"
         ("divergence", "divergence", PER_TOKEN),
         ("correction", "correction", FACTOR),
         ("weight", "weight", FACTOR),
+        ("divergence_weight", "weight", FACTOR),
         ("entropy_weight", "weight", FACTOR),
     ],
 )

@@ -80,6 +80,11 @@ NOTES: Mapping[str, Sequence[Case]] = {
             [["train.objective={name='dapo', divergence='k1', beta=0.1}"]],
         ),
         (
+            "train.objective.divergence_weight has no effect: beta is 0",
+            ["train.objective={name='dapo', divergence_weight='token_mean'}"],
+            [["train.objective={name='dapo', divergence_weight='token_mean', beta=0.1}"]],
+        ),
+        (
             "entropy_weight has no effect",
             ["train.objective={name='grpo', entropy_weight='token_mean'}"],
             [["train.objective={name='grpo', entropy_weight='token_mean', entropy_bonus=0.1}"]],

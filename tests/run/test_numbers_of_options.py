@@ -69,7 +69,7 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
             required = {"kl": 1.0} if name == "first_of" else {}
             yield from ((key, {"name": name, **required, option: number}) for option in numbers_of(spec))
     for kind, table in COMPOSED_PIECES.items():
-        if kind == "entropy_weight":  # those of `weight`
+        if kind in ("divergence_weight", "entropy_weight"):  # those of `weight`
             continue
         for (name, spec), number in product(table.items(), NUMBERS):
             further = {"batch_transform": "covariant"} if (kind, name) == ("surrogate", "kl_cov") else {}

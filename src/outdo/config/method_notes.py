@@ -85,7 +85,7 @@ def _kl_twice_or_never(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[s
     beta = options.get("beta", 0.0)
     if recipe.train.kl_in_reward is not None and beta != 0:
         yield f"KL counts twice: in the loss with beta = {beta}, and in the reward with train.kl_in_reward"
-    for name in ("divergence", "kl_ratio"):
+    for name in ("divergence", "divergence_weight", "kl_ratio"):
         if name in recipe.train.objective.options and beta == 0:
             yield f"train.objective.{name} has no effect: beta is 0"
     if "entropy_weight" in options and not options.get("entropy_bonus"):

@@ -158,6 +158,7 @@ CALL_SIGNATURES = {  # the arguments that a user's own piece is called with, in 
     "divergence": "logprobs, ref_logprobs",
     "correction": "logprobs, batch",
     "weight": "batch",
+    "divergence_weight": "batch",
     "entropy_weight": "batch",
     "batch_transform": "batch",
     "kl_in_reward": "logprobs, ref_logprobs",
@@ -208,6 +209,7 @@ COMPOSED_PIECES: Mapping[str, Mapping[str, str]] = {
     "weight": WEIGHTS,
     "correction": CORRECTIONS,
     "batch_transform": BATCH_TRANSFORMS,
+    "divergence_weight": WEIGHTS,
     "entropy_weight": WEIGHTS,
 }
 """The pieces of a composed objective that a recipe can replace with options of `train.objective`, and their names."""

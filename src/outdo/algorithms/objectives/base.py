@@ -50,7 +50,7 @@ def as_it_is(batch: Batch) -> Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComposedObjective:
-    """An objective of six pieces. `beta` is β, `entropy_bonus` η: numbers from 0, or of `outdo.algorithms.adaptive`."""
+    """An objective of its pieces. `beta` is β, `entropy_bonus` η: numbers from 0, or of `outdo.algorithms.adaptive`."""
 
     surrogate: Surrogate
     level: Level = token
@@ -60,6 +60,7 @@ class ComposedObjective:
     kl_ratio: bool = False  # multiply D by ρ, including its gradient: then it is unbiased off-policy
     kl_level: Level = token  # of that ρ. D is a divergence of tokens: with an answer's ratio it is biased
     weight: Weight = sequence_mean
+    divergence_weight: Weight | None = None  # w_D; None: the same as `weight`
     entropy_bonus: SupportsFloat = 0.0
     entropy_weight: Weight | None = None  # w_H; None: the same as `weight`
     batch_transform: BatchTransform = as_it_is
@@ -75,7 +76,9 @@ class ComposedObjective:
             raise ValueError(f"log_ratio_clamp must be above 0, not {self.log_ratio_clamp}: every ratio would be 1")
         pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.batch_transform)
         own = Requires(reference=_is_used(self.beta), entropy=_is_used(self.entropy_bonus))
-        object.__setattr__(self, "requires", own | requirements_of(*pieces, self.entropy_weight))
+        object.__setattr__(
+            self, "requires", own | requirements_of(*pieces, self.divergence_weight, self.entropy_weight)
+        )
 
     @property
     def has_ratio(self) -> bool:
@@ -120,7 +123,7 @@ class ComposedObjective:
             distance = self.divergence(logprobs, given(batch.ref_logprobs, "ref_logprobs"))
             distance = check(distance, TOKENS, "divergence", self.divergence)
             distance = distance * self.kl_level(log_ratios, mask).exp() if self.kl_ratio else distance
-            divergence = float(self.beta) * weighted(distance, self.weight)
+            divergence = float(self.beta) * weighted(distance, self.divergence_weight or self.weight)
         if _is_used(self.entropy_bonus):
             spread = given(scores.entropy, "entropy")
             entropy = float(self.entropy_bonus) * weighted(spread, self.entropy_weight or self.weight)

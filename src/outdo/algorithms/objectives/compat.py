@@ -11,14 +11,15 @@
 | dual clip, where the clip is by token | off | 3 | off | off | off |
 | k3 in the loss | free, × ρ | within 10 | within 10 | not there | d above -20 |
 | other estimators of KL in the loss | free, × ρ | free | within ±10 | not there | free |
+| mean of the KL in the loss | as the policy term | as the policy term | over tokens | not there | as the policy term |
 | entropy bonus | mean over tokens | as the policy term | mean over tokens | not there | as the policy term |
 | eps in Â = (r - μ) / (σ + eps) | 1e-4 | 1e-6 | 1e-9 | 1e-5 | 1e-6 |
 | variance of a whitened Â | unbiased | unbiased | population | unbiased | unbiased |
 
 d = log πθ - log π_ref. TRL was compared by running it, the others by reading their code, in 2026. Not in the table:
 verl clamps no log ρ in Clip-Cov, KL-Cov and GMPO, has no dual clip in Clip-Cov, and counts answers without a trained
-token in GMPO's mean; its GSPO has a mean over tokens by default since 0.9. OpenRLHF's KL is a mean over tokens, also in
-GSPO. In TRL's RLOO log W has no limit; TRL's experimental GMPO has k3 without ρ.
+token in GMPO's mean; its GSPO has a mean over tokens by default since 0.9. In TRL's RLOO log W has no limit; TRL's
+experimental GMPO has k3 without ρ.
 """
 
 import functools
@@ -164,6 +165,7 @@ class Convention:
     dual: float | None = None  # of PPO's clip by token
     divergence: Callable[[Divergence], Divergence] = as_it_is  # the library's limits on an estimator
     kl_ratio: bool | None = None  # None: it has no divergence in the loss
+    kl_over_tokens: bool = False
     entropy_over_tokens: bool = False
 
 
@@ -181,7 +183,12 @@ CONVENTIONS: dict[Library, Convention] = {
         kl_ratio=False,
     ),
     "openrlhf": Convention(
-        clamped=by_token, over_tokens=clips_tokens, divergence=within_10, kl_ratio=False, entropy_over_tokens=True
+        clamped=by_token,
+        over_tokens=clips_tokens,
+        divergence=within_10,
+        kl_ratio=False,
+        kl_over_tokens=True,
+        entropy_over_tokens=True,
     ),
     "areal": Convention(over_tokens=by_token_or_gspo),
 }
@@ -205,6 +212,7 @@ def compat(library: Library, objective: ComposedObjective) -> ComposedObjective:
         log_ratio_clamp=LOG_RATIO_CLAMP if convention.clamped(objective) else math.inf,
         divergence=convention.divergence(objective.divergence),
         kl_ratio=objective.kl_ratio if convention.kl_ratio is None else convention.kl_ratio,
+        divergence_weight=token_mean if convention.kl_over_tokens else objective.divergence_weight,
         entropy_weight=token_mean if convention.entropy_over_tokens else objective.entropy_weight,
     )
 

@@ -22,7 +22,7 @@ def put_objective(c: Conversion) -> None:
         c.mistakes.append(f"policy_loss_type = {kind}: expected ppo or gspo")
         return
     if given["use_kl_loss"]:
-        options |= {"beta": given["init_kl_coef"], **_divergence(c, kind)}
+        options |= {"beta": given["init_kl_coef"], **_divergence(c)}
     elif name == "grpo":
         options["beta"] = 0.0  # the published GRPO has 0.04
     if given["entropy_loss_coef"]:
@@ -41,14 +41,12 @@ def _weight(c: Conversion) -> str:
     return "token_mean"
 
 
-def _divergence(c: Conversion, kind: str) -> dict[str, Any]:
+def _divergence(c: Conversion) -> dict[str, Any]:
     """Return the divergence of the loss. OpenRLHF's unbiased gradient is that of k3 times the ratio, for each k.
 
     It clamps this ratio at 10, and no value there; `train.compat` has its limit of 10 on the value instead.
     """
     given = c.given
-    if kind == "gspo" or given["loss_agg_mode"] == "seq-mean-token-mean":
-        c.remark("use_kl_loss", "OpenRLHF's KL is a mean over tokens, outdo's is one over answers, as the policy loss")
     if not given["unbiased_gradient"]:
         return {"divergence": given["kl_estimator"], "kl_ratio": False}
     return {"divergence": "k3", "kl_ratio": True}
