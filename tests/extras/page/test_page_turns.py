@@ -102,6 +102,20 @@ def test_each_turn_has_its_speaker_and_the_exact_sums_of_the_record(opened: Page
     expect(by_test_id(by_test_id(opened, "rollout", row=1), "turn")).to_have_count(0)
 
 
+TREE = """() => {
+  const ids = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7]];
+  const turns = [{ start: 0, begins: false }, { start: 3, begins: true }];
+  const rows = ids.map((tokens, number) => ({ number, tokens, length: 4, omitted: 0, reward: 0, turns }));
+  const branches = ({ rows, from, to, children }) => [rows.length, from, to, children.map(branches)];
+  return branches(treeOf({ token: (row, index) => row.tokens[index] }, rows));
+}"""
+
+
+def test_the_prefix_tree_has_the_first_conversation_of_each_episode(opened: Page):
+    """The tokens 4 and 5 begin other conversations: they do not follow the token 3, and are no branches of it."""
+    assert opened.evaluate(TREE) == [3, 0, 2, [[2, 2, 3, []], [1, 2, 3, []]]]
+
+
 def test_a_further_conversation_begins_with_a_line_that_says_what_it_follows(opened: Page):
     line = by_test_id(opened, "conversation")
     expect(line).to_have_text("conversation 2 of this episode, after token 3 above")

@@ -169,6 +169,10 @@ function outcomeOf(scored, signal) {
 /** Return how many first tokens of a completion the page has: of a very long one it has the beginning and the end. */
 const shownStart = ({ length, omitted }) => (omitted ? length - Math.floor(length / 3) : length);
 
+/** Return where the tokens end that the page has of the first conversation: later ones do not follow each other. */
+const firstEnd = (row) =>
+  Math.min(shownStart(row), ...(row.turns ?? []).filter((part) => part.begins).map((part) => part.start));
+
 /** Return the place of a token in the whole completion. */
 const placeOf = (row, index) => (index < shownStart(row) ? index : index + row.omitted);
 

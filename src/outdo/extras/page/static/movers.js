@@ -9,7 +9,7 @@ const SHOWN_MOVERS = 10,
 function isSame(step, one, other) {
   const alone = at(step, 'share', one.row.start + one.index) === 1;
   if (alone || one.row.group !== other.row.group || one.index !== other.index) return false;
-  if (one.index >= shownStart(one.row)) return false;
+  if (one.index >= firstEnd(one.row) || one.index >= firstEnd(other.row)) return false;
   for (let index = 0; index <= one.index; index++) {
     if (step.token(one.row, index) !== step.token(other.row, index)) return false;
   }

@@ -1,4 +1,5 @@
-// The prefix tree of a group's completions: "Where do good and bad completions diverge?"
+// The prefix tree of a group's completions: "Where do good and bad completions diverge?" It has the first conversation
+// of an episode with several ones.
 'use strict';
 
 const SHOWN_DECISIVE = 3,
@@ -10,10 +11,10 @@ const rewardOf = (rows) => mean(rows.filter((row) => row.reward !== null).map((r
 /** Build a node: a run of tokens that all of its rows share. `fork` is how much reward its branches separate. */
 function treeOf(step, rows, from = 0) {
   const first = rows[0];
-  let to = rows.length === 1 ? shownStart(first) : from;
+  let to = rows.length === 1 ? firstEnd(first) : from;
   // -1 is the end of a completion; another negative number is a part that the page does not have.
-  const next = (row, index) =>
-    index < shownStart(row) ? step.token(row, index) : row.omitted ? -2 - row.number : -1;
+  const ending = (row) => (row.omitted && firstEnd(row) === shownStart(row) ? -2 - row.number : -1);
+  const next = (row, index) => (index < firstEnd(row) ? step.token(row, index) : ending(row));
   if (rows.length > 1) while (next(first, to) >= 0 && rows.every((row) => next(row, to) === next(first, to))) to++;
   const branches = new Map();
   if (rows.length > 1)
