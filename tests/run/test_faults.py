@@ -81,16 +81,16 @@ class FailsLate:
         if not copies:
             outdo.run.checkpoints.state.free_memory = lambda device: 0
         self.requires = self.formula.requires
-        self.batches = self.passes = 0
+        self.batches = self.calls = 0
 
     def prepare(self, batch):
-        self.batches, self.passes = self.batches + 1, 0
+        self.batches, self.calls = self.batches + 1, 0
         return self.formula.prepare(batch)
 
     def __call__(self, scores, batch):
         import os
-        self.passes += 1
-        if self.batches == self.last and self.passes == 2 and not os.path.exists("mended"):
+        self.calls += 1  # the second one of a pass measures what is clipped
+        if self.batches == self.last and self.calls == 3 and not os.path.exists("mended"):
             raise OutdoError("the second pass failed")
         return self.formula(scores, batch)
 '''
@@ -169,11 +169,11 @@ def test_the_copy_holds_critic_reference_and_coefficients_too(own_home):
 
 
 def test_rewards_that_fail_too_often_stop_the_run_after_the_finished_steps_are_saved(own_home, home, straight):
-    """The reward works for the evaluation and four steps, in each process anew."""
+    """The reward works for the three answers that are tried first, the evaluation and four steps, in each process."""
     whole = (own_home / "score.py").read_text()
     failing = "asked = 0\n" + whole.replace(
         "    return",
-        "    global asked\n    asked += 1\n    if asked > 40:\n        raise KeyError('lost its key')\n    return",
+        "    global asked\n    asked += 1\n    if asked > 43:\n        raise KeyError('lost its key')\n    return",
     )
     said = train(own_home, "steps=6", "checkpoint.every=20", status=1, reward=failing)
     run = own_home / "run"
@@ -254,8 +254,28 @@ def test_weights_that_have_exploded_stop_the_run_and_are_not_saved(own_home):
     assert saved(own_home / "run") == []
 
 
+EXPLODING = """
+import outdo
+import torch
+
+def exploding(policy):
+    critic = outdo.own_head(policy)
+    update = critic.update
+
+    def explode(batch):
+        metrics = update(batch)
+        with torch.no_grad():
+            next(critic.trained.parameters()).fill_(float("inf"))
+        return metrics
+
+    critic.update = explode
+    return critic
+"""
+
+
 def test_a_critic_that_has_exploded_stops_the_run_and_is_not_saved(own_home):
-    critic = 'train.critic={name = "head", lr = 1e39}'
+    (own_home / "explode.py").write_text(EXPLODING)
+    critic = "train.critic=explode.py:exploding"
     said = train(own_home, "steps=3", "train.objective=ppo", critic, "eval.every=0", status=1)
     assert "the critic: head." in said
     assert "numbers that are not finite; lower the lr of train.critic" in said

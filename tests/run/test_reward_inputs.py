@@ -21,6 +21,7 @@ from pathlib import Path
 
 LIMIT = float(os.environ.get("MY_LIMIT", "0"))
 WORDS = Path("words.txt").read_text() if Path("words.txt").is_file() else ""
+LATER = Path("later.txt").read_text() if Path("later.txt").is_file() else ""
 
 
 def score(completion, answer):
@@ -71,6 +72,8 @@ def test_another_variable_or_file_that_a_reward_reads_is_refused_on_resume(
 
     saved = identity()
     assert "5" not in str(saved["variables"]).split("'")  # a hash, not the value
+    assert accepted_changes(saved, identity(), home) == []
+    (home / "later.txt").write_text("made by the run")
     assert accepted_changes(saved, identity(), home) == []
     if change == "variable":
         monkeypatch.setenv("MY_LIMIT", "6")

@@ -21,7 +21,7 @@ def score(prompt, completion):
     """Held-out questions are right the second time that they are asked."""
     global asked
     if "+5=" not in prompt:
-        return len(completion) / 100
+        return len(completion) % 2 == 0
     asked += 1
     return 3 < asked <= 6
 '''

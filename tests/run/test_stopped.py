@@ -152,15 +152,15 @@ class Slow:
         else:
             outdo.run.checkpoints.state.free_memory = lambda device: 0
         self.requires = self.formula.requires
-        self.batches = self.passes = 0
+        self.batches = self.calls = 0
 
     def prepare(self, batch):
-        self.batches, self.passes = self.batches + 1, 0
+        self.batches, self.calls = self.batches + 1, 0
         return self.formula.prepare(batch)
 
     def __call__(self, scores, batch):
-        self.passes += 1
-        if self.batches == self.at and self.passes == 2:
+        self.calls += 1  # the second one of a pass measures what is clipped
+        if self.batches == self.at and self.calls == 3:
             Path("updating").touch()
             while not Path("go").exists():
                 time.sleep(0.01)

@@ -59,7 +59,16 @@ def test_a_file_that_is_read_is_found(line: str, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "line", ["open('words.txt', 'a')", "open('words.txt', mode='w')", "open('none.txt')", "open(f())", "'words.txt'"]
+    "line",
+    [
+        "open('words.txt', 'a')",
+        "open('words.txt', mode='w')",
+        "open('none.txt')",
+        "open(f())",
+        "'words.txt'",
+        "open('words.txt').read(), open('words.txt', 'a').write('b')",  # a log or a cache of its own
+        "Path('words.txt').read_text(), Path('words.txt').write_text('b')",
+    ],
 )
 def test_a_file_that_is_written_or_missing_is_not_one_that_is_read(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

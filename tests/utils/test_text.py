@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from outdo.cli import main as command_line
-from outdo.cli.evaluate import _formatted
+from outdo.cli.evaluation_output import _formatted
 from outdo.cli.output import print_line, print_warning
 from outdo.run.display import Display
 from outdo.run.evaluation.evaluation import PairedComparison
@@ -68,6 +68,7 @@ def test_mean_rewards_without_spread_are_printed_so(capsys):
 
 
 def test_a_difference_without_spread_is_printed_so():
-    same = PairedComparison(by="right", difference=0.0, ci95=(0.0, 0.0), better=0, worse=0, p=1.0)
+    counts = {"better": 0, "worse": 0, "questions": 4, "left_out": 0}
+    same = PairedComparison(by="right", difference=0.0, ci95=(0.0, 0.0), p=1.0, **counts)
     assert str(same).startswith("difference (right): +0.0% (no spread); 0 questions better")
     assert "(95 % interval -10.0% to +20.0%)" in str(replace(same, ci95=(-0.1, 0.2)))

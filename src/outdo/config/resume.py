@@ -163,12 +163,15 @@ def refused_differences(
 
 
 def changed_code(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return a line for each source file, given with its SHA-256, that has changed, is new or is no longer used."""
+    """Return a line for each file of the saved run, given with its SHA-256, that has changed or is no longer used.
+
+    A file that is new is read by one that has changed, or has been made by the run itself.
+    """
     return [
-        f"{file}: the code of the run has changed (SHA-256 {saved.get(file, 'none')[:12]} in the saved run, "
+        f"{file}: the code of the run has changed (SHA-256 {hash_then[:12]} in the saved run, "
         f"{now.get(file, 'none')[:12]} now)"
-        for file in sorted(saved.keys() | now.keys())
-        if saved.get(file) != now.get(file)
+        for file, hash_then in sorted(saved.items())
+        if hash_then != now.get(file)
     ]
 
 

@@ -19,10 +19,16 @@ def variables_read(file: Path) -> set[str]:
 
 
 def files_read(file: Path) -> set[Path]:
-    """Return the existing files that a source file reads, relative ones from the working directory."""
+    """Return the existing files that a source file reads and does not write, relative ones from the working directory.
+
+    What it writes itself, such as a log or a cache, is no input.
+    """
     tree, names = _parsed(file)
-    paths = {_path(node, names, file.resolve()) for call in ast.walk(tree) for node in _opened(call)}
-    return {path.resolve() for path in paths if path is not None and path.is_file()}
+    paths: dict[bool, set[Path]] = {True: set(), False: set()}
+    for path, is_written in (opened for node in ast.walk(tree) for opened in _opened(node)):
+        found = _path(path, names, file.resolve())
+        paths[is_written] |= set() if found is None else {found.resolve()}
+    return {path for path in paths[False] - paths[True] if path.is_file()}
 
 
 def _parsed(file: Path) -> tuple[ast.Module, Names]:
@@ -54,15 +60,17 @@ def _is_environ(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in ("os.environ", "environ")
 
 
-def _opened(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expression of the path, if a node opens a file to read it."""
+def _opened(node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+    """Yield the expression of the path, if a node opens a file, and whether it may write it."""
     match node:
-        case ast.Call(func=ast.Name(id="open"), args=[path, *rest]) if not _writes(rest, node.keywords):
-            yield path
-        case ast.Call(func=ast.Attribute(value=path, attr="open"), args=rest) if not _writes(rest, node.keywords):
-            yield path
+        case ast.Call(func=ast.Name(id="open"), args=[path, *rest]):
+            yield path, _writes(rest, node.keywords)
+        case ast.Call(func=ast.Attribute(value=path, attr="open"), args=rest):
+            yield path, _writes(rest, node.keywords)
         case ast.Call(func=ast.Attribute(value=path, attr="read_text" | "read_bytes")):
-            yield path
+            yield path, False
+        case ast.Call(func=ast.Attribute(value=path, attr="write_text" | "write_bytes" | "touch")):
+            yield path, True
 
 
 def _writes(arguments: list[ast.expr], keywords: list[ast.keyword]) -> bool:
