@@ -15,7 +15,7 @@ from outdo.algorithms.advantages import group_standardised, per_token
 
 SOURCE = Path(outdo.__file__).parent
 CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-MAX_FILES = 35
+MAX_FILES = 38
 
 
 def executed(run: Callable[[], Any]) -> set[str]:
@@ -67,7 +67,7 @@ def test_a_step_executes_nothing_of_the_extras():
 def test_the_reading_path_is_short_and_a_step_executes_every_file_of_it():
     path = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", CONTRIBUTING, flags=re.MULTILINE)
     assert len(path) == 17
-    assert sum((SOURCE / file).read_text(encoding="utf-8").count("\n") for file in path) <= 3_600
+    assert sum((SOURCE / file).read_text(encoding="utf-8").count("\n") for file in path) <= 3_800
     assert set(path) <= executed(lambda: list(steps()))
 
 

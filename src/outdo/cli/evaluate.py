@@ -144,11 +144,11 @@ def run_eval(models: Sequence[str], arguments: EvalArguments, console: Console, 
     if len(tasks) > 1 and (arguments.rates or arguments.answers):
         raise UserError([f"eval: {SEVERAL}"])
     (first, *_) = tasks.values()
-    say_template_notes(arguments.template, sources, dated=first.answering.dated)
     reward = _load(first)  # the rewards are the same for every model and data set
     try:
         if arguments.rates is not None:
             _check_verdicts(reward, first.questions[0])
+        say_template_notes(arguments.template, sources, dated=first.answering.dated)
         results = _results(sources, tasks, arguments, engines, reward)
     finally:
         reward.close()

@@ -163,7 +163,8 @@ def render_prompt(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool], where: str
 ) -> str:
     """Return the text of a prompt: with the opening of the assistant's turn, or the turn that the messages begin."""
-    if messages[-1].get("role") != "assistant":
+    last = messages[-1]
+    if last.get("role") != "assistant" or last.get("tool_calls"):  # a turn that ends with calls is whole
         return render(tokenizer, messages, tools, where)
     text = apply_template(tokenizer, messages, tools, where, tokenize=False, continue_final_message=True)
     assert isinstance(text, str)
