@@ -9,15 +9,20 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from outdo.extras.sandbox.base import DEFAULT_LIMITS, Limits, Outcome
 from outdo.extras.sandbox.interpreter import NOBODY, Interpreter, interpreters, user_of_programs
-from outdo.extras.sandbox.process import execute, interpreter_arguments, memory_file
+from outdo.extras.sandbox.process import command_arguments, execute, interpreter_arguments, memory_file
 from outdo.extras.sandbox.seccomp import system_call_filter
 
 _PROGRAM = "/program.py"
+
+COMMAND_LIMITS = Limits(seconds=10, wall_seconds=30.0, memory=2048, threads=128)
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/etc/alternatives", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf")
+"""What commands of the system need besides the shared libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +46,8 @@ class Bubblewrap:
             status = files.enter_context(memory_file(b""))
             return execute(
                 [
-                    self.bwrap,
-                    *("--unshare-user", "--unshare-all", "--disable-userns", "--as-pid-1", "--die-with-parent"),
-                    *("--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"),
-                    *(word for path in self.interpreter.visible for word in ("--ro-bind", path, path)),
-                    *("--dev-bind", "/dev/null", "/dev/null"),
+                    *self._isolated(self.interpreter.visible),
+                    "--as-pid-1",
                     *("--ro-bind-data", str(source), _PROGRAM, "--ro-bind-data", str(given), "/dev/stdin"),
                     *("--remount-ro", "/", "--chdir", "/"),
                     *("--seccomp", str(rules), "--json-status-fd", str(status)),
@@ -62,6 +64,53 @@ class Bubblewrap:
                 kill=lambda bwrap: _kill(bwrap, _status(status)),
                 exit_status=lambda _: _status(status).get("exit-code"),
             )
+
+    def run_command(
+        self,
+        command: Sequence[str],
+        *,
+        files: Mapping[str, str],
+        environment: Mapping[str, str],
+        folder: str,
+        visible: Sequence[str] = (),
+        limits: Limits = COMMAND_LIMITS,
+    ) -> Outcome:
+        """Run a command of this machine, which may start others, and return how it ended.
+
+        It sees the programs and libraries of the system and what `visible` names, and can change none of it. All else
+        is an empty file system in memory, which ends with it: `files` are written there first, texts by their absolute
+        paths, each of them executable. It has no network and no environment but the given one, and starts in `folder`.
+        """
+        with contextlib.ExitStack() as stack:
+            texts = stack.enter_context(memory_file(json.dumps({**files}).encode()))
+            rules = stack.enter_context(memory_file(system_call_filter(children=True)))
+            status = stack.enter_context(memory_file(b""))
+            seen = dict.fromkeys([*self.interpreter.visible, *filter(os.path.exists, _SYSTEM), *visible])
+            arguments = command_arguments(command, limits, environment=environment, folder=folder, files=texts)
+            return execute(
+                [
+                    *self._isolated([*seen]),
+                    *("--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"),
+                    *("--seccomp", str(rules), "--json-status-fd", str(status)),
+                    *("--", self.interpreter.python, *arguments),
+                ],
+                "",
+                limits,
+                descriptors=(texts, rules, status),
+                user=user_of_programs(),
+                kill=lambda bwrap: _kill(bwrap, _status(status)),
+                exit_status=lambda _: _status(status).get("exit-code"),
+            )
+
+    def _isolated(self, visible: Sequence[str]) -> list[str]:
+        """Return the words of bwrap for namespaces of its own and these files and folders, which are read-only."""
+        return [
+            self.bwrap,
+            *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent"),
+            *("--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"),
+            *(word for path in visible for word in ("--ro-bind", path, path)),
+            *("--dev-bind", "/dev/null", "/dev/null"),
+        ]
 
 
 def bubblewraps() -> Iterator[Bubblewrap]:

@@ -3,12 +3,12 @@
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from subprocess import CalledProcessError
 
 from outdo.extras.sandbox.base import DEFAULT_LIMITS, Ending, Limits, Outcome, Sandbox
-from outdo.extras.sandbox.bubblewrap import bubblewraps
+from outdo.extras.sandbox.bubblewrap import COMMAND_LIMITS, Bubblewrap, bubblewraps
 from outdo.extras.sandbox.landlock import landlocks
 from outdo.extras.sandbox.local import UnsafeLocal
 from outdo.extras.sandbox.remote import open_remote
@@ -98,3 +98,24 @@ def run(program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outco
         UserError: no sandbox works here.
     """
     return open_sandbox().run(program, stdin, limits)
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    files: Mapping[str, str],
+    environment: Mapping[str, str],
+    folder: str,
+    visible: Sequence[str] = (),
+    limits: Limits = COMMAND_LIMITS,
+) -> Outcome:
+    """Run a command where it can change nothing and reach no network, as `Bubblewrap.run_command` describes.
+
+    Raises:
+        UserError: bubblewrap, which alone can do this, does not work here.
+    """
+    sandbox = open_sandbox("bubblewrap")
+    assert isinstance(sandbox, Bubblewrap)
+    return sandbox.run_command(
+        command, files=files, environment=environment, folder=folder, visible=visible, limits=limits
+    )

@@ -8,7 +8,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait  # `select.select` takes no descriptor above 1023
 from time import monotonic
 
@@ -38,6 +38,23 @@ def _start():
 exec(_start())
 """
 
+_COMMAND_BOOTSTRAP = """
+import json, os, resource
+with open({files}, "rb") as file:
+    files = json.load(file)
+for path, text in files.items():
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    os.chmod(path, 0o755)
+os.makedirs({folder!r}, exist_ok=True)
+os.chdir({folder!r})
+for kind, limit in {limits}.items():
+    resource.setrlimit(kind, (limit, limit))
+os.write(2, {started})
+os.execve({command!r}[0], {command!r}, {environment!r})
+"""
+
 _KILLED = 128 + 9  # by SIGKILL
 _OUT_OF_TIME = (_KILLED, 128 + 24)  # by SIGXCPU
 _LAST_LINE = 200  # bytes of stderr in which the name of an exception is searched
@@ -54,17 +71,39 @@ def interpreter_arguments(
     user, which the kernel counts in each user namespace separately. The statements `before` run before the program,
     within its limits; an exception in them is a failure of the infrastructure.
     """
+    rlimits = _rlimits(limits, processes)
+    bootstrap = _BOOTSTRAP.format(limits=rlimits, source=source, before=before, started=_STARTED)
+    return ["-S", "-s", "-B", "-c", bootstrap]
+
+
+def command_arguments(
+    command: Sequence[str], limits: Limits, *, environment: Mapping[str, str], folder: str, files: int
+) -> list[str]:
+    """Return the arguments with which a Python interpreter becomes a command within `limits`, in `folder`.
+
+    `files` is a descriptor of JSON: texts by the absolute paths that they are written to before.
+    """
+    rlimits = _rlimits(limits, limits.threads, file_size=limits.output, open_files=256)
+    bootstrap = _COMMAND_BOOTSTRAP.format(
+        files=files,
+        folder=folder,
+        limits=rlimits,
+        started=_STARTED,
+        command=[*command],
+        environment={**environment},
+    )
+    return ["-S", "-s", "-B", "-c", bootstrap]
+
+
+def _rlimits(limits: Limits, processes: int | None, *, file_size: int = 0, open_files: int = 64) -> dict[int, int]:
     rlimits = {
         resource.RLIMIT_AS: limits.memory << 20,
         resource.RLIMIT_CPU: limits.seconds,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_FSIZE: file_size,
+        resource.RLIMIT_NOFILE: open_files,
         resource.RLIMIT_CORE: 0,
     }
-    if processes is not None:
-        rlimits[resource.RLIMIT_NPROC] = processes
-    bootstrap = _BOOTSTRAP.format(limits=rlimits, source=source, before=before, started=_STARTED)
-    return ["-S", "-s", "-B", "-c", bootstrap]
+    return rlimits if processes is None else rlimits | {resource.RLIMIT_NPROC: processes}
 
 
 def shell_status(status: int) -> int:
@@ -91,7 +130,7 @@ def execute(
     kill: Callable[[int], None],
     exit_status: Callable[[int], int | None],
 ) -> Outcome:
-    """Run a command whose last arguments are `interpreter_arguments`, and return how the program ended.
+    """Run a command whose last arguments are those of one of the two functions above, and return how it ended.
 
     Args:
         command: the program and its arguments; of this process it gets the descriptors and no environment.

@@ -53,6 +53,20 @@ _REFUSED = (
 )
 # fmt: on
 
+_OF_SHELLS = (
+    "fork",
+    "vfork",
+    "chmod",
+    "fchmod",
+    "fchmodat",
+    "utimensat",
+    "getxattr",
+    "lgetxattr",
+    "listxattr",
+    "llistxattr",
+)
+"""Calls of shells and of the commands that they start, which change nothing outside of a file system of their own."""
+
 
 _NO_UNKNOWN_CALL = b"".join(
     struct.pack("=HBBI", *instruction)
@@ -76,10 +90,11 @@ class _Comparison(ctypes.Structure):
 
 
 @cache
-def system_call_filter(*, signals: bool = True) -> bytes:
+def system_call_filter(*, signals: bool = True, children: bool = False) -> bytes:
     """Return the filter, as `bwrap --seccomp` reads it: the instructions of BPF, 8 bytes each.
 
-    Without `signals`, a process can send signals to no other one than `OWN_PROCESS`.
+    Without `signals`, a process can send signals to no other one than `OWN_PROCESS`. With `children` it may start
+    processes and change the modes of files, as a shell does: its file system has to be its own.
 
     Raises:
         OSError: libseccomp is not on this machine.
@@ -98,9 +113,11 @@ def system_call_filter(*, signals: bool = True) -> bytes:
         assert refused == 0, f"libseccomp does not accept the rule for {name}"
 
     for name in _REFUSED:
-        refuse(name)
+        if not (children and name in _OF_SHELLS):
+            refuse(name)
     refuse("clone3", errno.ENOSYS)  # its flags are in memory, where no filter sees them; libc then calls clone
-    refuse("clone", errno.EPERM, _Comparison(0, _MASKED_EQUAL, _CLONE_THREAD, 0))
+    if not children:
+        refuse("clone", errno.EPERM, _Comparison(0, _MASKED_EQUAL, _CLONE_THREAD, 0))
     refuse("prctl", errno.EPERM, _Comparison(0, _MASKED_EQUAL, _32_BITS, _PR_SET_PDEATHSIG))  # it ends with outdo
     refuse("prlimit64", errno.EPERM, _Comparison(0, _NOT_EQUAL, 0))  # 0: the process itself
     for call, owners in (("fcntl", (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)), ("ioctl", (_FIOSETOWN, _SIOCSPGRP))):
