@@ -103,7 +103,9 @@ def _rlimits(limits: Limits, processes: int | None, *, file_size: int = 0, open_
         resource.RLIMIT_NOFILE: open_files,
         resource.RLIMIT_CORE: 0,
     }
-    return rlimits if processes is None else rlimits | {resource.RLIMIT_NPROC: processes}
+    if processes is not None:
+        rlimits[resource.RLIMIT_NPROC] = processes
+    return rlimits
 
 
 def shell_status(status: int) -> int:
