@@ -1,34 +1,36 @@
 """Train small models with a mistake in each recipe, and compare what `outdo doctor` reports first with the mistake.
 
-    python benchmarks/sick_runs.py [--only NAME ...] [--jobs 2]
+    python benchmarks/sick_runs.py [--only NAME ...] [--jobs 2] [--seed N] [--keep] [--machine NAME]
 
 Every run is the quickstart's task with one change: some have a mistake, the others are healthy. A mistake is named if
 the first finding is of a rule that describes it; a false alarm is a warning about a healthy run. A run that is in the
 folder already is not made again. In the end it prints the tables.
 
-The thresholds of the rules were chosen while looking at some of `SICK` and `HEALTHY`. `UNSEEN` are runs of another
-task, with other methods and seeds, that were made afterwards: no threshold was chosen or changed for them.
+`--keep` adds what the doctor reads of each run to `tests/extras/doctor/runs/sick.jsonl`, on which a test judges the
+rules again; a run of another processor or seed is a further row (`kept_runs.py`). `--only` without a name makes no run
+and prints the tables of these rows.
+
+The task is the same on every processor as far as the warm-started model solves as many questions (`Task.skill`).
 """
 
 import argparse
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+import kept_runs
 import tasks
 import torch
 from rich.console import Console
 
-from outdo.cli.output import metrics_of
 from outdo.config.file import load
-from outdo.extras.doctor import diagnose
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
-from outdo.run.folder import run_files
 from outdo.run.folder.begin import holds_run
 from outdo.run.training import start
 
@@ -48,6 +50,11 @@ SETTINGS = [
 ]
 
 
+SUMS = replace(tasks.QUICKSTART, skill=(0.4, 0.65))
+CARRIES = tasks.Task(name="carries", careless=0.7, carries=2, skill=(0.06, 0.16))
+"""Another task: sums with two carries, of which the model solves few at the start."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A run, and the rules of the doctor that describe its mistake. Without rules the run is healthy."""
@@ -55,7 +62,7 @@ class Case:
     name: str
     change: Sequence[str]
     rules: Sequence[str] = ()
-    task: tasks.Task = tasks.QUICKSTART
+    task: tasks.Task = SUMS
 
 
 def reward(name: str) -> str:
@@ -147,50 +154,57 @@ HEALTHY = (
     Case(name="40 questions, six visits each", change=["data.limit=40"]),
 )
 
-UNSEEN = (
+OTHER_TASK = (
     Case(
         name="inverted labels, `dr_grpo`",
         change=[measured("inverted", 0), "train.objective=dr_grpo", "seed=11"],
         rules=["reward_against_right"],
-        task=tasks.SPARSE,
+        task=CARRIES,
     ),
     Case(
         name="the reward pays for length, `gspo`",
         change=[reward("length"), "train.objective=gspo", "seed=12"],
         rules=["reward_follows_length"],
-        task=tasks.SPARSE,
+        task=CARRIES,
     ),
     Case(
         name="learning rate 2e-2, `cispo`",
         change=["train.objective=cispo", "optim.lr=2e-2", "seed=13"],
         rules=["steps_too_large"],
-        task=tasks.SPARSE,
+        task=CARRIES,
     ),
 )
-UNSEEN_HEALTHY = (
+OTHER_TASK_HEALTHY = (
     Case(
         name="`cispo`, 16 answers per question",
         change=["train.objective=cispo", "train.group_size=16", "seed=14"],
-        task=tasks.SPARSE,
+        task=CARRIES,
     ),
     Case(
         name="`rloo`, two passes, learning rate 1e-4",
         change=["train.objective=rloo_clip", "train.passes=2", "optim.lr=1e-4", "seed=15"],
-        task=tasks.SPARSE,
+        task=CARRIES,
     ),
 )
-ALL = (*SICK, *HEALTHY, *UNSEEN, *UNSEEN_HEALTHY)
+ALL = (*SICK, *HEALTHY, *OTHER_TASK, *OTHER_TASK_HEALTHY)
+
+FILE = kept_runs.KEPT / "sick.jsonl"
 
 
 def main() -> None:
-    """Make the missing runs, then print the tables."""
+    """Make the missing runs, keep what the doctor reads of them if that is asked for, and print the tables."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=[case.name for case in ALL])
+    parser.add_argument("--only", nargs="*", default=[case.name for case in ALL])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
     parser.add_argument("--runs", type=Path, default=Path("runs/sick"), help="folder of the runs")
     parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="folder for warm-started models")
+    parser.add_argument("--seed", type=int, help="of every run, in the place of those of the cases")
+    parser.add_argument("--keep", action="store_true", help=f"add the runs to {FILE.name}")
+    parser.add_argument("--machine", default="", help="name of the processor in these rows")
     arguments = parser.parse_args()
     cases = [case for case in ALL if case.name in arguments.only]
+    if arguments.seed is not None:
+        cases = [replace(case, change=[*case.change, f"seed={arguments.seed}"]) for case in cases]
     files = {task: task_files(task, arguments.models) for task in {case.task for case in cases}}
     make = partial(train, files=files, runs=arguments.runs)
     arguments.runs.mkdir(parents=True, exist_ok=True)
@@ -198,8 +212,13 @@ def main() -> None:
     with get_context("fork").Pool(arguments.jobs, maxtasksperchild=1) as pool:
         for name in pool.imap_unordered(make, cases, chunksize=1):
             print(f"made: {name}", flush=True)
-    for cases in (SICK, HEALTHY, UNSEEN, UNSEEN_HEALTHY):
-        print(table(cases, arguments.runs))
+    rows = [
+        kept_runs.row(folder_of(case, arguments.runs), name=case.name, rules=case.rules, machine=arguments.machine)
+        for case in cases
+    ]
+    if arguments.keep:
+        kept_runs.keep(FILE, rows)
+    print("".join(table(rows or kept_runs.read(FILE), sick=sick) for sick in (True, False)))
 
 
 def task_files(task: tasks.Task, models: Path) -> dict[str, Path]:
@@ -242,33 +261,27 @@ def train(case: Case, *, files: Mapping[tasks.Task, Mapping[str, Path]], runs: P
     return case.name
 
 
-def table(cases: Sequence[Case], runs: Path) -> str:
-    """Return a Markdown table of the runs that were made, what the doctor reports about each, and a count."""
-    rows, good = [], 0
-    for case in (case for case in cases if (folder_of(case, runs) / "report.html").exists()):
-        found = first_and_symptoms(case, runs)
-        good += found[0] in case.rules if case.rules else found[0] != "warning"
-        change = ", ".join(setting.replace(f"{REWARDS.parent}/", "").replace("|", "\\|") for setting in case.change)
-        rows.append(f"| {case.name} | {f'`{change}`' if change else ''} | {' | '.join(found)} |\n")
-    sick = bool(cases[0].rules)
+def table(rows: Sequence[kept_runs.Row], *, sick: bool) -> str:
+    """Return Markdown tables of runs with or without a mistake, those of each processor and kind, each with a count."""
+    changes = {case.name: ", ".join(case.change).replace(f"{REWARDS.parent}/", "").replace("|", "\\|") for case in ALL}
     head = (
-        "| mistake | change | first finding | its symptoms |" if sick else "| healthy run | change | level | findings |"
+        f"| {'mistake' if sick else 'healthy run'} | change | first finding | further findings |\n|---|---|---|---|\n"
     )
-    count = f"{good} of {len(rows)} mistakes named" if sick else f"{len(rows) - good} false alarms in {len(rows)} runs"
-    return f"\n{head}\n|---|---|---|---|\n{''.join(rows)}\n**{count}.**\n"
-
-
-def first_and_symptoms(case: Case, runs: Path) -> tuple[str, str]:
-    """Return the rule of the first finding and those of its symptoms; of a healthy run its level and all rules."""
-    folder = folder_of(case, runs)
-    lines, _ = metrics_of(folder, print)
-    findings = diagnose(lines, recipe=run_files.table(folder, "recipe.toml", print))
-    first = findings[0] if findings else None
-    if not case.rules:
-        level = first.level if first else "good"
-        return level, ", ".join(each.rule for each in findings if each.level != "good")
-    symptoms = [each.rule for each in findings if first and each.cause == first.rule]
-    return first.rule if first and first.level != "good" else "none", ", ".join(dict.fromkeys(symptoms))
+    tables: dict[str, list[str]] = {}
+    wrong: Counter[str] = Counter()
+    for each in (each for each in rows if bool(each["rules"]) == sick):
+        kind = f"{each['machine']}, {'used to set the rules' if each['set_on'] else 'not used to set the rules'}"
+        findings = kept_runs.diagnosed(each)
+        wrong[kind] += not kept_runs.is_right(each, findings)
+        first, *others = kept_runs.found(findings) or ["none"]
+        change = f"`{changes[each['name']]}`" if changes.get(each["name"]) else each["note"]
+        tables.setdefault(kind, []).append(f"| {each['name']} | {change} | {first} | {', '.join(others)} |\n")
+    count = "{right} of {all} mistakes named" if sick else "{wrong} false alarms in {all} runs"
+    return "".join(
+        f"\n{kind}: **{count.format(all=len(lines), wrong=wrong[kind], right=len(lines) - wrong[kind])}.**\n\n"
+        f"{head}{''.join(lines)}"
+        for kind, lines in tables.items()
+    )
 
 
 if __name__ == "__main__":

@@ -21,8 +21,13 @@ from outdo.extras.quickstart import settings
 from outdo.extras.quickstart.model import build
 from outdo.extras.quickstart.sums import Addition, demonstrations, held_out, problems, rows
 from outdo.extras.sft.sft import sft
-from outdo.extras.sft.sft_examples import encode_examples, read_examples
+from outdo.extras.sft.sft_examples import SftTokens, encode_examples, read_examples
+from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.types.rollouts import Request
+from outdo.utils.rng import Stream
 
 HERE = Path(__file__).parent
 
@@ -37,6 +42,7 @@ class Task:
     name: str
     careless: float  # probability that the teacher forgets a carry
     carries: int = 0  # the least number of carries of a question
+    skill: tuple[float, float] = (0.0, 1.0)  # range of the share of held-out questions that the warm model solves
 
 
 QUICKSTART = Task(name="quickstart", careless=settings.CARELESS)
@@ -49,8 +55,22 @@ def carries(problem: Addition) -> int:
     return sum((problem.a % 10**n) + (problem.b % 10**n) >= 10**n for n in (1, 2))
 
 
+SKILL_QUESTIONS, SKILL_ANSWERS = 128, 4
+"""Held-out questions, and answers sampled to each, that measure what a warm-started model solves."""
+
+MOST_TOKENS = 36
+
+FURTHER = OptimiserSettings(lr=2e-4)
+FURTHER_STEPS, MOST_FURTHER = 20, 20
+"""Steps of fine-tuning after which it is measured again, and how often, until it is in the range of `Task.skill`."""
+
+
 def prepared(task: Task, seed: int, folder: Path) -> dict[str, Path]:
-    """Return the files of a task and its warm-started model; make them if they do not exist yet."""
+    """Return the files of a task and its warm-started model; make them if they do not exist yet.
+
+    Equal steps of fine-tuning give other models on other processors. So a model that solves fewer questions than the
+    task says, or more, is fine-tuned further. Raises `RuntimeError` if it does not get there.
+    """
     folder = folder / f"{task.name}-{seed}"
     files = {name: folder / f"{name}.jsonl" for name in ("demonstrations", "questions", "held_out")}
     if not (folder / "warm").exists():
@@ -64,20 +84,55 @@ def prepared(task: Task, seed: int, folder: Path) -> dict[str, Path]:
         }
         for name, path in files.items():
             path.write_text("".join(json.dumps(row) + "\n" for row in content[name]))
-        _warm_start(folder, files["demonstrations"], seed)
+        _warm_start(task, folder, files, seed)
     return files | {"model": folder / "warm"}
 
 
-def _warm_start(folder: Path, data: Path, seed: int) -> None:
+def _warm_start(task: Task, folder: Path, files: Mapping[str, Path], seed: int) -> None:
     torch.set_num_threads(1)
     policy = Policy.load(build(folder / "new", seed), device="cpu", optimiser=settings.WARM_START)
-    examples, _ = read_examples(str(data))
-    pairs = encode_examples(examples, policy.tokenizer)
-    steps = settings.WARM_START_STEPS
-    for _ in sft(policy, Prompts(pairs, per_step=settings.WARM_START_PAIRS, seed=seed), steps=steps):
-        pass
+    examples, _ = read_examples(str(files["demonstrations"]))
+    pairs = Prompts(encode_examples(examples, policy.tokenizer), per_step=settings.WARM_START_PAIRS, seed=seed)
+    _fine_tune(policy, pairs, settings.WARM_START_STEPS)
+    questions = done(files["held_out"])
+    shares = [solved(policy, questions)]
+    policy.save(folder / "new")
+    if not _is_skilled(task, shares[-1]):  # the schedule of its optimiser has ended
+        policy = Policy.load(folder / "new", device="cpu", optimiser=FURTHER)
+    while not _is_skilled(task, shares[-1]) and len(shares) <= MOST_FURTHER:
+        _fine_tune(policy, pairs, FURTHER_STEPS)
+        shares.append(solved(policy, questions))
+    print(f"{task.name}: the warm-started model solves {', '.join(f'{share:.1%}' for share in shares)}", flush=True)
+    if not _is_skilled(task, shares[-1]):
+        raise RuntimeError(f"{task.name}: a share between {task.skill[0]:.0%} and {task.skill[1]:.0%} is expected")
     policy.save(folder / "new")
     (folder / "new").rename(folder / "warm")
+
+
+def _fine_tune(policy: Policy, pairs: Prompts[SftTokens], steps: int) -> None:
+    for _ in sft(policy, pairs, steps=steps):
+        pass
+
+
+def _is_skilled(task: Task, share: float) -> bool:
+    return task.skill[0] <= share <= task.skill[1]
+
+
+def solved(policy: Policy, questions: Sequence[Mapping[str, str]]) -> float:
+    """Return the share of right answers, sampled at temperature 1, to the first `SKILL_QUESTIONS` questions."""
+    asked = [(number, row) for number, row in enumerate(questions[:SKILL_QUESTIONS]) for _ in range(SKILL_ANSWERS)]
+    requests = [
+        Request(
+            token_ids=tuple(policy.tokenizer.encode(row["prompt"], add_special_tokens=False)),
+            stream=Stream("skill", 0, str(number), place % SKILL_ANSWERS),
+            max_tokens=MOST_TOKENS,
+        )
+        for place, (number, row) in enumerate(asked)
+    ]
+    answers = BuiltinEngine(policy).generate(requests, SamplingParams(max_tokens=MOST_TOKENS))
+    texts = policy.tokenizer.batch_decode([each.token_ids for each in answers], skip_special_tokens=True)
+    pairs = zip(texts, asked, strict=True)
+    return sum(text.rpartition("#")[2].strip() == row["answer"] for text, (_, row) in pairs) / len(asked)
 
 
 def train(files: Mapping[str, Path], overrides: Sequence[str]) -> dict[str, Any]:

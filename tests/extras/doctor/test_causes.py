@@ -65,6 +65,30 @@ def test_what_was_there_before_a_finding_is_not_its_symptom() -> None:
     assert roots(merged(later, steps((30, {"step_kl": 2.0})))) == ["steps_too_large"]
 
 
+def test_what_begins_with_steps_that_are_too_large_is_their_symptom_although_it_was_seen_earlier() -> None:
+    """Of few measured tokens a step may not be seen to be large, and the answers of the next one are cut off."""
+    large = steps((2, {"step_kl": 0.1}), (1, {"step_kl": 1.6}), (7, {}))
+    at_once, from_start = (
+        steps((n, {"completions/clipped_ratio": 0.0}), (10 - n, {"completions/clipped_ratio": 0.5})) for n in (1, 0)
+    )
+    assert roots(merged(at_once, large)) == ["steps_too_large"]
+    assert roots(merged(from_start, large)) == ["truncation", "steps_too_large"]
+
+
+def test_a_policy_that_broke_at_once_does_not_show_whether_questions_are_too_hard() -> None:
+    wrong = {"frac_all_wrong": 0.9, "reward": 0.01, "frac_reward_zero_std": 0.9}
+    for before, found in ((0, ["steps_too_large"]), (8, ["too_hard", "steps_too_large"])):
+        large = steps((before, {"step_kl": 0.01}), (1, {"step_kl": 3.7}), (19 - before, {}))
+        assert roots(merged(steps((20, wrong)), large)) == found
+
+
+def test_a_broken_policy_reads_nothing_and_one_that_earns_more_has_found_out_how() -> None:
+    read = steps((1, {"eval/reads/mean": 25.8, "step_kl": 2.0}), (18, {}), (1, {"eval/reads/mean": 1.4}))
+    assert roots(merged(read, steps((20, {"reward": 0.0})))) == ["steps_too_large"]
+    rising = steps((20, {"reward": sorted(jumping(0.1, 0.9))}))
+    assert roots(merged(read, rising)) == ["stopped_reading", "steps_too_large"]
+
+
 def settings_of(advice: str) -> set[tuple[str, str]]:
     """What a reader of the advice does: pairs of `raise` or `lower`, and a setting."""
     direct = {(way.lower(), name) for way, name in re.findall(r"\b(raise|lower) (?:the )?([\w.]*\w)", advice, re.I)}

@@ -13,16 +13,13 @@ LEVELS: tuple[Level, ...] = ("warning", "note", "good")
 NO_SPREAD = ("constant_reward", "identical_answers", "truncation", "too_hard", "too_easy")
 BY_LENGTH = ("reward_follows_length", "reward_against_length")
 WRONG_REWARD = ("constant_reward", "random_reward", "reward_against_right", *BY_LENGTH)
-WRONG_STEPS = (
-    "refused_updates",
-    "engine_mismatch",
-    "stale_answers",
-    "critic_worse_than_mean",
-    "steps_too_large",
-    "kl_explosion",
-)
+LARGE_STEPS = ("steps_too_large", "kl_explosion")
+WRONG_STEPS = ("refused_updates", "engine_mismatch", "stale_answers", "critic_worse_than_mean", *LARGE_STEPS)
 BROKEN_POLICY = (*WRONG_REWARD, *WRONG_STEPS, "entropy_explosion", "entropy_collapse")
 NO_EFFECT = ("steps_too_small", "reward_outweighed")
+
+GAINED = ("reward_rose", "held_out_rose")
+"""What is found in a run whose answers earn more: that they stopped reading is then no sign of a broken policy."""
 
 CAUSES: Mapping[str, Sequence[str]] = {
     "reward_follows_length": ("reward_against_right", "reward_follows_calls"),
@@ -30,11 +27,20 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "conflicting_reward_parts": ("reward_against_right", *BY_LENGTH),
     "watched_reward_fell": ("reward_against_right", *BY_LENGTH),
     "turns_at_limit": ("calls_not_read", "calls_fail"),
+    "stopped_reading": (*WRONG_STEPS, "entropy_explosion"),
     "truncation": ("reward_follows_length", "steps_too_large", "entropy_explosion", "reward_against_right"),
     "identical_answers": (*WRONG_REWARD, *HACKS, "memorised", "entropy_collapse", "steps_too_large"),
     "memorised": WRONG_REWARD,
     "too_easy": (*WRONG_REWARD, *HACKS, "memorised", "identical_answers"),
-    "too_hard": (*WRONG_REWARD, "no_calls", "calls_not_read", "calls_fail", "truncation", "identical_answers"),
+    "too_hard": (
+        *WRONG_REWARD,
+        *LARGE_STEPS,
+        "no_calls",
+        "calls_not_read",
+        "calls_fail",
+        "truncation",
+        "identical_answers",
+    ),
     "no_signal": (*WRONG_REWARD, "memorised", *NO_SPREAD, "steps_too_large"),
     "nothing_trained": ("failed_rewards", *NO_SPREAD, "no_signal"),
     "groups_missing": (*NO_SPREAD, "no_signal"),
@@ -89,13 +95,13 @@ ADVISES: Mapping[str, Mapping[str, Literal["raise", "lower"]]] = {
 """The settings that a rule's advice raises or lowers, so that no report does both with one setting."""
 
 
-def causes_first(findings: Sequence[Finding]) -> list[Finding]:
+def causes_first(findings: Sequence[Finding], *, start: int) -> list[Finding]:
     """Return the findings with their `cause`: warnings first, and every symptom, without its advice, after its cause.
 
-    `findings` are in causal order, as the rules are. Two causes can be far apart in a run, and their advice opposite:
-    the second one then points to the first instead.
+    `findings` are in causal order, as the rules are; the run began with the step `start`. Two causes can be far apart
+    in a run, and their advice opposite: the second one then points to the first instead.
     """
-    parents = {each: _parent(each, findings) for each in findings}
+    parents = {each: _parent(each, findings, start) for each in findings}
     roots = {each: _root(each, parents, findings) for each in findings}
     causes = sorted((each for each in findings if roots[each] is each), key=lambda each: LEVELS.index(each.level))
     ordered: list[Finding] = []
@@ -121,15 +127,20 @@ def _without_contradictions(causes: Sequence[Finding]) -> Iterator[Finding]:
             yield cause
 
 
-def _parent(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
+def _parent(finding: Finding, findings: Sequence[Finding], start: int) -> Finding | None:
     """Return the likeliest warning that explains a finding: one that `CAUSES` lists, and that was seen before it.
 
-    A cause that comes first in causal order may be seen a little later, because a condition has to last to be seen.
+    A cause may be seen up to `MIN_STEPS` later, because a condition has to last to be seen: if it comes first in causal
+    order, or if the finding was not there at the start. Of a policy that broke so early, it is not known whether the
+    questions were too hard for it.
     """
+    if finding.rule == "stopped_reading" and any(each.rule in GAINED for each in findings):
+        return None
     earlier = findings.index(finding)
+    may_follow = finding.first > start or finding.rule == "too_hard"
     for rule in CAUSES.get(finding.rule, ()):
         for place, cause in enumerate(findings):
-            latest = finding.first + (MIN_STEPS if place < earlier else -1)
+            latest = finding.first + (MIN_STEPS if place < earlier or may_follow else -1)
             if cause.rule == rule and cause.level == "warning" and cause.first <= latest:
                 return cause
     return None

@@ -55,7 +55,7 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
     """
     if (reward_change(run) or 0.0) < 0:
         return
-    names = {name for line in run.lines for name in line}
+    names = {name.removeprefix("eval/") for line in run.lines for name in line}
     for name in sorted(name for name in names if name.startswith(READ) and name != f"{READ}questions"):
         span, since = _read_until(run, name)
         if since is None:

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterator
 
 from outdo.extras.doctor.answers import got_worse_before
 from outdo.extras.doctor.method import drops_groups, of_all_sampled, reward_ends
-from outdo.extras.doctor.series import Finding, Metrics, RunMetrics, Span, is_number, significant_change
+from outdo.extras.doctor.series import (
+    Finding,
+    Metrics,
+    RunMetrics,
+    Span,
+    is_number,
+    significant_change,
+    standard_error,
+)
 from outdo.utils.outcome import EVALUATIONS, headline, left_out
 from outdo.utils.text import between, counted
 
@@ -40,12 +48,18 @@ def _training_metric(metric: str) -> str:
 
 
 def _grew_apart(training: tuple[Span, Span], tests: list[Metrics], metric: str) -> bool:
-    """Return whether training answers gained twice as much as held-out ones, or kept what these lost."""
+    """Return whether training answers gained twice as much as held-out ones, or kept what these lost, beyond chance."""
     rise, held_out_rise = significant_change(*training), tests[-1][metric] - tests[0][metric]
     apart = training[1].mean - training[0].mean - held_out_rise
-    if training[1].mean <= tests[-1].get(f"{metric}_high", math.inf):
+    by_chance = math.hypot(standard_error(*training), *(_standard_error(tests[end], metric) for end in (0, -1)))
+    if training[1].mean <= tests[-1].get(f"{metric}_high", math.inf) or apart <= 3 * by_chance:
         return False
     return apart > rise / 2 if rise > 0 else rise == 0 and apart > 0.1 and _training_metric(metric) == "right"
+
+
+def _standard_error(line: Metrics, metric: str) -> float:
+    """Return that of a held-out result, of which the 95 % interval ends 1.96 above it; 0 if that is not known."""
+    return (line.get(f"{metric}_high", line[metric]) - line[metric]) / 1.96
 
 
 def worse_at_next_visit(run: RunMetrics) -> Iterator[Finding]:

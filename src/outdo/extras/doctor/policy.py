@@ -88,7 +88,7 @@ def kl_explosion(run: RunMetrics) -> Iterator[Finding]:
     began_far = bool(kl.values) and kl.values[0] > FAR and (is_distilled(run) or run.setting("reference.model"))
     far = None if began_far else run.lasting("kl", above=FAR, least=FEWEST_STEPS)
     if span := far or _growing(kl):
-        first, last = span.values[0], max(span.values)
+        first, last = _levels(span)[0], max(_levels(span))
         coefficient = "train.kl_in_reward.beta" if run.setting("train.kl_in_reward") else "beta"
         raised = "Lower optim.lr" if is_distilled(run) else f"Raise {coefficient}, lower optim.lr"
         synced = "" if is_distilled(run) else ", or update the reference (reference.sync)"
@@ -102,12 +102,19 @@ def kl_explosion(run: RunMetrics) -> Iterator[Finding]:
 
 
 def _growing(kl: Span) -> Span | None:
-    """Return the last steps if the distance grew tenfold in five of them, and a fifth of the way to `FAR`."""
-    for end in range(MIN_STEPS + 1, len(kl.steps) + 1):
-        first, last = kl.values[end - MIN_STEPS - 1], kl.values[end - 1]
-        if last > max(10 * first, FAR / 5) and first > 0 and end > 2 * MIN_STEPS:
-            return Span(kl.metric, kl.steps[end - MIN_STEPS - 1 :], kl.values[end - MIN_STEPS - 1 :])
+    """Return the steps since the distance grew tenfold in five of them, and a fifth of the way to `FAR`."""
+    levels = _levels(kl)
+    for start in range(MIN_STEPS, len(levels) - MIN_STEPS):
+        first, last = levels[start], levels[start + MIN_STEPS]
+        if last > max(10 * first, FAR / 5) and first > 0:
+            return Span(kl.metric, kl.steps[start:], kl.values[start:])
     return None
+
+
+def _levels(span: Span) -> list[float]:
+    """Return the medians of `FEWEST_STEPS` steps each, which a single step that is far does not move."""
+    ends = range(FEWEST_STEPS, len(span.values) + 1)
+    return [median(span.values[end - FEWEST_STEPS : end]) for end in ends]
 
 
 def refused_updates(run: RunMetrics) -> Iterator[Finding]:

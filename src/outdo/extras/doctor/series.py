@@ -161,6 +161,10 @@ def is_number(value: object) -> bool:
 def significant_change(first: Span, last: Span) -> float:
     """Return how much a metric changed; 0 if the change is below three standard errors or a tenth of its size."""
     change = last.mean - first.mean
-    noise = math.sqrt(sum(variance(each.values) / len(each.values) for each in (first, last)))
     size = max(abs(first.mean), abs(last.mean))
-    return change if abs(change) > max(3 * noise, 0.1 * size) else 0.0
+    return change if abs(change) > max(3 * standard_error(first, last), 0.1 * size) else 0.0
+
+
+def standard_error(first: Span, last: Span) -> float:
+    """Return that of the difference of two means, from the values of the single steps."""
+    return math.sqrt(sum(variance(each.values) / len(each.values) for each in (first, last)))
