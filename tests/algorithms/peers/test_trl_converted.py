@@ -9,8 +9,8 @@ import torch
 from trl_cases import LONGEST, SIZE, Outcome, inputs_of, loss_of, made_up, outdo, trainer_options
 
 from outdo.config.file import load
-from outdo.extras.convert.conversion import written_recipe
 from outdo.extras.convert.trl import convert_trl
+from outdo.extras.convert.written import written_recipe
 from outdo.run.build.method import advantage_of, objective_of
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,13 @@ TOLERANCE = 1e-5
 
 
 def of_recipe(written: dict[str, Any], folder: Path, case: Any) -> Outcome:
-    given = {"model_name_or_path": "m", "dataset_name": "x.jsonl", "num_generations": SIZE, "num_iterations": 2}
+    given = {
+        "model_name_or_path": "m",
+        "dataset_name": "x.jsonl",
+        "reward_funcs": ["accuracy_reward"],
+        "num_generations": SIZE,
+        "num_iterations": 2,
+    }
     given |= {"per_device_train_batch_size": len(case.batch), "max_completion_length": LONGEST}
     conversion = convert_trl(given | written)
     assert not conversion.mistakes

@@ -9,13 +9,15 @@ from toys import batch_of, rollout
 
 from outdo.algorithms.objectives.weights import sequence_mean, token_mean
 from outdo.config.file import load
-from outdo.extras.convert.conversion import table_of, written_recipe
+from outdo.extras.convert.account import table_of
 from outdo.extras.convert.openrlhf import ADVANTAGES, convert_openrlhf
-from outdo.extras.convert.reading import openrlhf_settings
+from outdo.extras.convert.sources import read_openrlhf
+from outdo.extras.convert.written import written_recipe
 from outdo.run.build.method import advantage_of, objective_of
 from outdo.types import TokenScores
 
 NEEDED = {"pretrain": "m", "prompt_data": "x.jsonl", "advantage_estimator": "group_norm", "n_samples_per_prompt": 4}
+NEEDED |= {"reward_pretrain": "rm"}
 
 
 def recipe_of(written: dict[str, Any], folder: Path, **options: Any) -> Any:
@@ -42,23 +44,23 @@ def test_flags_and_scripts_are_read(tmp_path: Path) -> None:
         "  --adam_betas 0.9 0.98 \\\n  --init_kl_coef 1e-3\n",
         encoding="utf-8",
     )
-    written, remarks = openrlhf_settings(path, ["--eps-clip=0.3"])
-    assert written == {
+    reading = read_openrlhf(path, ["--eps-clip=0.3"])
+    assert reading.written == {
         "pretrain": "m",
         "use_kl_loss": True,
         "adam_betas": [0.9, 0.98],
         "init_kl_coef": 1e-3,
         "eps_clip": 0.3,
     }
-    assert remarks == []
+    assert (reading.remarks, reading.unread, reading.missing) == ([], {}, [])
 
 
 def test_mistakes_are_reported_at_once() -> None:
-    written = NEEDED | {"n_samples_per_promt": 4, "policy_loss_type": "dpo", "train_batch_size": 300}
+    written = NEEDED | {"actor_learning_rte": 1e-6, "policy_loss_type": "dpo", "train_batch_size": 300}
     assert convert_openrlhf(written).mistakes == [
         "train_batch_size = 300: does not divide the 4096 answers of a batch",
         "policy_loss_type = dpo: expected ppo or gspo",
-        "n_samples_per_promt: OpenRLHF has no such setting; did you mean n_samples_per_prompt?",
+        "actor_learning_rte: OpenRLHF has no such setting; did you mean actor_learning_rate?",
     ]
 
 
@@ -72,7 +74,8 @@ def remark_about(name: str, written: dict[str, Any]) -> str:
 def test_the_adaptive_kl_is_steered_by_the_answers_of_a_batch(
     more: dict[str, Any], answers: int, tmp_path: Path
 ) -> None:
-    written = {"pretrain": "m", "prompt_data": "x.jsonl", "rollout_batch_size": 512, "kl_target": 0.1} | more
+    written = {"pretrain": "m", "prompt_data": "x.jsonl", "reward_pretrain": "rm", "rollout_batch_size": 512}
+    written |= {"kl_target": 0.1} | more
     beta = recipe_of(written, tmp_path).train.kl_in_reward.options["beta"]
     assert beta == {"start": 0.01, "target": 0.1, "rate": answers / 10_000}
 
@@ -102,7 +105,7 @@ def test_gae_without_the_deviation_is_not_whitened(tmp_path: Path) -> None:
 
 
 def test_a_critic_that_starts_from_another_model_than_in_openrlhf_is_reported(tmp_path: Path) -> None:
-    gae = NEEDED | {"advantage_estimator": "gae"}
+    gae = {name: value for name, value in NEEDED.items() if name != "reward_pretrain"} | {"advantage_estimator": "gae"}
     scored = gae | {"reward_pretrain": "scorer"}
     assert "starts from the reward model scorer, outdo's from the policy" in remark_about("critic_pretrain", scored)
     for same in (gae, scored | {"remote_rm_url": "f.py"}, scored | {"agent_func_path": "a.py"}):
@@ -249,7 +252,8 @@ def test_mistakes_have_the_names_that_are_written() -> None:
 
 
 def test_an_answer_without_a_limit_of_its_own_has_that_of_prompt_and_answer(tmp_path: Path) -> None:
-    recipe = recipe_of({"actor.model_name_or_path": "m", "data.prompt_dataset": "x.jsonl"}, tmp_path)
+    written = {"actor.model_name_or_path": "m", "data.prompt_dataset": "x.jsonl", "reward.model_name_or_path": "rm"}
+    recipe = recipe_of(written, tmp_path)
     assert recipe.sampling.max_tokens == 2048
     said = convert_openrlhf({"data.max_len": 4096}).remarks
     assert any(each.startswith("data.max_len = 4096: OpenRLHF limits prompt and answer together") for each in said)

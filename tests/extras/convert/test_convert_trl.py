@@ -8,14 +8,15 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
 
 from outdo.config.file import load, read_tables
-from outdo.extras.convert.conversion import table_of, written_recipe
+from outdo.extras.convert.account import table_of
 from outdo.extras.convert.trl import convert_trl
 from outdo.extras.convert.trl_objective import CLIPPED
+from outdo.extras.convert.written import written_recipe
 
 TABLE = table_of("trl")
 DEFAULTS, OTHERS = TABLE["defaults"], TABLE["others"].split()
 CONFIGURATIONS = (GRPOConfig, ModelConfig, ScriptArguments, GRPOScriptArguments, DatasetMixtureConfig)
-NEEDED = {"model_name_or_path": "m", "dataset_name": "x.jsonl"}
+NEEDED = {"model_name_or_path": "m", "dataset_name": "x.jsonl", "reward_funcs": ["accuracy_reward"]}
 
 
 def recipe_of(conversion, folder):
@@ -73,7 +74,8 @@ def test_epochs_become_steps_if_the_number_of_questions_is_given(tmp_path):
 
 def test_yaml_numbers_that_are_texts_are_numbers(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text("model_name_or_path: m\ndataset_name: x.jsonl\nlearning_rate: 2e-6\nbeta: 1e-3\n", encoding="utf-8")
+    text = "model_name_or_path: m\ndataset_name: x.jsonl\nreward_funcs: [accuracy_reward]\nlearning_rate: 2e-6\n"
+    path.write_text(f"{text}beta: 1e-3\n", encoding="utf-8")
     recipe = recipe_of(convert_trl(read_tables(path)), tmp_path)
     assert recipe.optim.lr == 2e-6
     assert recipe.train.objective.options == {"clip_low": 0.2, "clip_high": 0.2, "beta": 1e-3, "kl_ratio": True}

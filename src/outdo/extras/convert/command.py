@@ -1,6 +1,6 @@
 """`outdo convert`: the recipe for a configuration of TRL, verl or OpenRLHF."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,17 +9,27 @@ from rich.console import Console
 
 from outdo.cli.arguments import OtherSettings, not_writable
 from outdo.cli.output import print_line
-from outdo.config.file import load, read_tables
-from outdo.extras.convert.conversion import Conversion, written_recipe
+from outdo.config.file import load
+from outdo.extras.convert.account import NOT_COMPLETE, table_of
+from outdo.extras.convert.conversion import Conversion
 from outdo.extras.convert.openrlhf import convert_openrlhf
-from outdo.extras.convert.reading import key_values, openrlhf_settings, verl_settings
+from outdo.extras.convert.reading import Configuration
+from outdo.extras.convert.sources import read_openrlhf, read_trl, read_verl
 from outdo.extras.convert.trl import convert_trl
-from outdo.extras.convert.trl_script import Script, read_script, with_code
+from outdo.extras.convert.trl_script import with_code
 from outdo.extras.convert.verl import convert_verl
+from outdo.extras.convert.written import INCOMPLETE, headed, written_recipe
 from outdo.utils.errors import UserError
 
 Library = Literal["trl", "verl", "openrlhf"]
-FILES = {"trl": (".py", ".yaml", ".yml"), "verl": (".yaml", ".yml", ".sh"), "openrlhf": (".sh",)}
+FILES = {"trl": (".py", ".yaml", ".yml", ".sh"), "verl": (".yaml", ".yml", ".sh"), "openrlhf": (".sh",)}
+
+NAMES = {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF"}
+READERS: Mapping[str, Callable[[Path | None, Sequence[str]], Configuration]] = {
+    "trl": read_trl,
+    "verl": read_verl,
+    "openrlhf": read_openrlhf,
+}
 
 
 def command(
@@ -28,7 +38,7 @@ def command(
     *,
     out: Annotated[Path, typer.Option(help="the recipe to write")] = Path("recipe.toml"),
     rows: Annotated[int | None, typer.Option(min=1, help="training questions, to turn epochs into steps")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="processes that TRL is started with")] = 1,
+    processes: Annotated[int | None, typer.Option(min=1, help="processes that TRL is started with")] = None,
 ) -> int:
     """Write the recipe, print what has no counterpart or another meaning, and return the exit status.
 
@@ -37,35 +47,50 @@ def command(
     console = Console()
     file, words = _file_and_settings(library, settings)
     code = out.with_name(f"{out.stem}_rewards.py")
-    title = f"Converted by `outdo convert {library}`" + (f" from {file.name}" if file else "") + "."
-    conversion, source = _convert(library, file, words, code, rows=rows, processes=processes)
+    reading = READERS[library](file, words)
+    conversion = _convert(library, reading, code, rows=rows, processes=processes)
     if conversion.mistakes:
-        raise UserError([f"{file}: {each}" if file else each for each in conversion.mistakes])
-    files = {out: written_recipe(conversion, title)} | ({code: source} if source else {})
+        raise UserError([f"{file}: {mistake}" if file else mistake for mistake in conversion.mistakes])
+    source = "\n\n\n".join(part.strip("\n") for part in (reading.source, *conversion.code) if part)
+    title = _title(library, file, reading)
+    files = {out: written_recipe(conversion, title)} | ({code: f"{source}\n"} if source else {})
     if problems := list(filter(None, map(_not_new, files))):
         raise UserError(problems)
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
         print_line(console, f"{path}: written")
-    if conversion.remarks:
+    for heading, sentences in headed(conversion):
+        if heading == INCOMPLETE:  # which comes last
+            continue
         print_line(console, "")
-        print_line(console, "Without a counterpart, or with another meaning:")
-    for remark in conversion.remarks:
-        print_line(console, f"  {remark}")
+        print_line(console, f"{heading}:")
+        for sentence in sentences:
+            print_line(console, f"  {sentence}")
     print_line(console, "")
-    return _complete(out, console)
+    return _complete(out, conversion, console)
+
+
+def _title(library: Library, file: Path | None, reading: Configuration) -> str:
+    origin = f" from {file.name}" if file else ""
+    version = table_of(library)["version"]
+    lines = [f"Converted by `outdo convert {library}`{origin}.", reading.how]
+    lines.append(f"Where nothing is written, it has the defaults of {NAMES[library]} {version}.")
+    return "\n".join(filter(None, lines))
 
 
 def _not_new(path: Path) -> str | None:
     return not_writable(path) or (f"{path}: exists; choose another --out" if path.exists() else None)
 
 
-def _complete(out: Path, console: Console) -> int:
+def _complete(out: Path, conversion: Conversion, console: Console) -> int:
+    problems = list(conversion.incomplete)
     try:
         load(out)
     except UserError as error:
+        problems += [problem for problem in error.problems if NOT_COMPLETE not in problem]
+    if problems:
         print_line(console, "The recipe is not complete:")
-        for problem in error.problems:
+        for problem in problems:
             print_line(console, f"  {problem}")
         return 1
     print_line(console, f"Next: outdo check {out}")
@@ -85,18 +110,12 @@ def _file_and_settings(library: Library, words: Sequence[str]) -> tuple[Path | N
 
 
 def _convert(
-    library: Library, file: Path | None, words: list[str], code: Path, *, rows: int | None, processes: int
-) -> tuple[Conversion, str]:
-    """Return the conversion and, for a script, the code of the functions that the recipe names in the file `code`."""
+    library: Library, reading: Configuration, code: Path, *, rows: int | None, processes: int | None
+) -> Conversion:
+    """Return the conversion, in which the functions of the configuration are those of the file `code`."""
     if library == "verl":
-        written, remarks = verl_settings(file, words)
-        return convert_verl(written, remarks=tuple(remarks), rows=rows), ""
+        return convert_verl(reading, rows=rows)
     if library == "openrlhf":
-        written, remarks = openrlhf_settings(file, words)
-        return convert_openrlhf(written, remarks=tuple(remarks), rows=rows), ""
-    if file is not None and file.suffix == ".py":
-        script = read_script(file)
-    else:
-        script = Script(written={} if file is None else read_tables(file))
-    written = {name: with_code(value, str(code)) for name, value in (script.written | key_values(words)).items()}
-    return convert_trl(written, remarks=script.remarks, processes=processes, rows=rows), script.source
+        return convert_openrlhf(reading, rows=rows)
+    reading.written = {name: with_code(value, str(code)) for name, value in reading.written.items()}
+    return convert_trl(reading, processes=processes or reading.processes or 1, rows=rows)

@@ -1,31 +1,16 @@
-"""The settings of another library while they become a recipe, and the file that this recipe is written to.
+"""The settings of another library while they become a recipe, and what the rules of all libraries share.
 
-The rules of a library read its settings from `Given` and put those of outdo into a `Conversion`. What no rule reads is
-looked up in `other_libraries.toml`: it is copied to the setting that has the same meaning there, or reported.
+The rules of a library read its settings from `Given` and put those of outdo into a `Conversion`. `account.py` runs
+them, and sees to it that no setting is lost.
 """
 
-import difflib
 import math
-import re
-import textwrap
-import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from outdo.config.messages import format_value, to_toml
 from outdo.config.names import TRACKERS
-from outdo.config.settings import leaves, settings
-from outdo.config.unknown_settings import instead_of, listed_hint
-from outdo.utils.text import dotted
-
-TABLES = Path(__file__).parent
-MISSPELT = 0.85
-"""Similarity, of at most 1, from which on an unknown name is a typing error, and not a setting of another version."""
-
 
 TEXT_OR_LIST = ("report_to", "train_files", "val_files", "target_modules")
 """Last parts of settings that are a text or a list of them."""
@@ -64,15 +49,31 @@ class Conversion:
     given: Given
     settings: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    """What changes the training, with what to do."""
+    asides: dict[str, list[str]] = field(default_factory=dict)
+    """Names of settings that change no training, by what they concern, which is a heading."""
+    incomplete: list[str] = field(default_factory=list)
+    """What nobody could read, and what the recipe needs and does not have."""
     mistakes: list[str] = field(default_factory=list)
+    account: dict[str, str] = field(default_factory=dict)
+    """Where each setting that is written down has ended: "recipe", "default", "remark" or "incomplete"."""
+    code: list[str] = field(default_factory=list)
+    """Functions that the recipe names in the file next to it."""
+    reported: set[str] = field(default_factory=set)
+    """The settings that a remark is about."""
     updates: int = 1
     """Optimiser steps in one step of outdo; the other library counts its steps in these."""
 
     def remark(self, name: str, sentence: str) -> None:
         """Report a setting of the other library."""
+        self.reported.add(name)
+        self.remarks.append(f"{self.shown(name)}: {sentence}")
+
+    def shown(self, name: str) -> str:
+        """Return a setting of the other library with its value, as a sentence names it."""
         value = self.given[name]
-        shown = to_toml(value) if isinstance(value, list) else format_value(value)
-        self.remarks.append(f"{name} = {'none' if value is None else shown}: {sentence}")
+        text = to_toml(value) if isinstance(value, list) else format_value(value)
+        return f"{name} = {'none' if value is None else text}"
 
     def check_types(self, numbers: Collection[str]) -> bool:
         """Report values of another kind than the default, and return whether there are none.
@@ -118,91 +119,6 @@ OWN_ENGINE = (
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
 """The ends of the names of data files; other names are those of data sets of the Hub."""
-
-
-@cache
-def table_of(library: str) -> Mapping[str, Any]:
-    """Return the table of a library: `defaults` of its settings, and `others`, the names of all that have none."""
-    return tomllib.loads((TABLES / f"{library}.toml").read_text(encoding="utf-8"))
-
-
-def converted(
-    library: str,
-    written: Mapping[str, Any],
-    rules: Sequence[Rule],
-    *,
-    remarks: Sequence[str] = (),
-    other_defaults: Mapping[str, Any] = MappingProxyType({}),
-) -> Conversion:
-    """Return the recipe for the settings of a library, by its rules in their order. `remarks` come first.
-
-    `other_defaults` are those in which a version of the library differs from its table; None for a setting without one.
-    """
-    table = table_of(library.lower())
-    defaults = {**dict(dotted(table["defaults"])), **other_defaults}
-    conversion = Conversion(library=library, given=Given(written, defaults), remarks=list(remarks))
-    if conversion.check_types(table["numbers"].split()):
-        conversion.settings["train.compat"] = library.lower()
-        for rule in rules:
-            rule(conversion)
-        _finish(conversion, {*defaults, *table["others"].split()})
-    return conversion
-
-
-def _finish(conversion: Conversion, names: Collection[str]) -> None:
-    """Copy, report or refuse the settings that no rule has read. `names` are those that the library has."""
-    given = conversion.given
-    last_parts = sorted({name.rpartition(".")[2] for name in names})
-    for name in [name for name in given.written if name not in given.read]:
-        target = same_setting(name, conversion.library)
-        hint = listed_hint(name)
-        value = given[name]
-        if target is not None:
-            _copy(conversion, name, target)
-        elif hint is not None:
-            conversion.remark(name, hint.partition(" (in ")[0])
-        elif name in names or name.rpartition(".")[2] in last_parts:
-            if value not in (None, given.defaults.get(name)):
-                conversion.remark(name, "outdo has no such setting")
-        elif near := difflib.get_close_matches(name.rpartition(".")[2], last_parts, n=1, cutoff=MISSPELT):
-            conversion.mistakes.append(f"{name}: {conversion.library} has no such setting; did you mean {near[0]}?")
-        else:
-            conversion.remark(name, f"neither {conversion.library} nor outdo has this setting, as far as outdo knows")
-
-
-def _copy(conversion: Conversion, name: str, target: str) -> None:
-    value = conversion.given[name]
-    if value is not None and conversion.settings.setdefault(target, value) != value:
-        conversion.remark(name, f"the recipe has {target} = {to_toml(conversion.settings[target])}")
-
-
-def same_setting(name: str, library: str) -> str | None:
-    """Return the setting of outdo that takes the same values with the same meaning; None if there is none."""
-    libraries, instead, *note = instead_of(name) or ("", "")
-    return instead if library in libraries.split(", ") and not note and instead in leaves() else None
-
-
-def written_recipe(conversion: Conversion, title: str) -> str:
-    """Return the recipe as TOML: the title and the remarks as comments, and then the settings in outdo's order."""
-    lines = [f"# {title}"]
-    if conversion.remarks:
-        lines += ["#", "# Without a counterpart, or with another meaning:"]
-        lines += [line for remark in conversion.remarks for line in _comment(remark)]
-    table = ""
-    for key in settings():
-        if key not in conversion.settings:
-            continue
-        section, _, name = key.rpartition(".")
-        if section != table or lines[-1].startswith("#"):
-            lines += ["", f"[{section}]"] if section else [""]
-            table = section
-        lines.append(f"{name} = {to_toml(conversion.settings[key])}")
-    return "\n".join(lines) + "\n"
-
-
-def _comment(remark: str) -> Iterable[str]:
-    printable = re.sub(r"[\x00-\x1f\x7f]", " ", remark)
-    return textwrap.wrap(printable, 118, initial_indent="# - ", subsequent_indent="#   ", break_on_hyphens=False)
 
 
 def _number(value: Any, default: Any) -> Any:

@@ -7,23 +7,24 @@ what the user reads.
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from outdo.extras.convert.account import converted, table_of
 from outdo.extras.convert.conversion import (
     OWN_ENGINE,
     RESULTS_COUNT,
     Conversion,
     Rule,
     as_list,
-    converted,
     data_source,
     piece,
     put_epochs,
     put_evaluation,
-    table_of,
 )
 from outdo.extras.convert.openrlhf_objective import put_objective
+from outdo.extras.convert.reading import Configuration, reading_of
 from outdo.utils.text import counted
 
 ADVANTAGES = {
@@ -43,24 +44,29 @@ WITHOUT_DEFAULT = {"generate_max_len": None, "prompt_max_len": None}
 """The flags that OpenRLHF 0.10 no longer has."""
 
 
-def convert_openrlhf(
-    written: Mapping[str, Any], *, remarks: tuple[str, ...] = (), rows: int | None = None
-) -> Conversion:
+def convert_openrlhf(settings: Configuration | Mapping[str, Any], *, rows: int | None = None) -> Conversion:
     """Return the recipe for flags of OpenRLHF, by their names. `rows` is the number of training questions."""
-    table = table_of("openrlhf")
+    reading, table = reading_of(settings), table_of("openrlhf")
     since_0_10: Mapping[str, str] = table["renamed"]
     earlier = {new: old for old, new in since_0_10.items()}
-    is_later = any("." in name for name in written)
+    names = {name: earlier.get(_without_backend(name), name) for name in (*reading.written, *reading.unread)}
+    is_later = any("." in name for name in names)
+    renamed = replace(
+        reading,
+        written=_with_correction({names[name]: value for name, value in reading.written.items()}),
+        unread={names[name]: what for name, what in reading.unread.items()},
+    )
     conversion = converted(
         "OpenRLHF",
-        _with_correction({earlier.get(_without_backend(name), name): value for name, value in written.items()}),
+        renamed,
         (partial(_batch, rows=rows), *RULES),
-        remarks=remarks,
         other_defaults=table["defaults_since_0_10"] | WITHOUT_DEFAULT if is_later else {},
     )
+    written_as = {new: old for old, new in names.items()}
+    conversion.account = {written_as.get(name, name): end for name, end in conversion.account.items()}
     if is_later:
-        conversion.remarks = [_renamed(each, since_0_10) for each in conversion.remarks]
-        conversion.mistakes = [_renamed(each, since_0_10) for each in conversion.mistakes]
+        for sentences in (conversion.remarks, conversion.mistakes, conversion.incomplete, *conversion.asides.values()):
+            sentences[:] = [_renamed(sentence, since_0_10) for sentence in sentences]
     return conversion
 
 
@@ -331,7 +337,6 @@ def _during_the_run(c: Conversion) -> None:
     if given["vllm_num_engines"]:
         c.remark("vllm_num_engines", OWN_ENGINE)
     c.settings["seed"] = given["seed"]
-    given.read |= {"save_path", "ckpt_path", "max_ckpt_num"}
 
 
 RULES: tuple[Rule, ...] = (put_objective, _advantage, _data, _rewards, _model, _optimiser, _during_the_run)

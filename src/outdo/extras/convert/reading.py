@@ -1,79 +1,66 @@
-"""Read settings of other libraries as they are written: YAML, `key=value`, flags, and shell scripts that hold these."""
+"""What a configuration of another library says, before any rule makes a recipe of it."""
 
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from outdo.config.file import read_tables, read_text, read_value
+from outdo.config.file import read_value
 from outdo.extras.convert.conversion import plain_value
 from outdo.utils.errors import UserError
-from outdo.utils.text import dotted
-
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
-INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
-COMMAND = re.compile(r"main_ppo|train_ppo")
-OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w.@-]*=.*", re.DOTALL)
 
 Settings = dict[str, Any]
 
+MARK = "⟦{}⟧"
+"""Stands in a text for what nobody sets, which stands between the brackets."""
+MARKED = re.compile(r"⟦(.*?)⟧", re.DOTALL)
 
-def verl_settings(path: Path | None, overrides: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Return verl's settings by their dotted names, and remarks about what cannot be read.
 
-    The file is YAML, or a shell script that calls `main_ppo`. `${a.b}` stands for another setting; `${oc.env:...}` and
-    the other files that `defaults` names are reported.
+class NotRunError(Exception):
+    """A script could not be run in a sandbox; the message says why, as a clause."""
+
+
+@dataclass(kw_only=True)
+class Configuration:
+    """The settings of a configuration by the names that its library has for them.
+
+    A reading drops nothing: what it can give no name is a remark.
     """
-    remarks: list[str] = []
-    written: Settings = {}
-    if path is not None and path.suffix == ".sh":
-        overrides = [*(word for word in command_of(path) if OVERRIDE.fullmatch(word)), *overrides]
-    elif path is not None:
-        tables = read_tables(path)
-        tables.pop("hydra", None)
-        if tables.pop("defaults", None):
-            remarks.append(f"defaults: the files that {path} is made of are not read; give their settings as key=value")
-        written = dict(dotted(tables))
-    for text in overrides:
-        name, _, value = text.partition("=")
-        if name.startswith("~"):
-            written.pop(name.lstrip("~"), None)
-        else:
-            written[name.lstrip("+")] = hydra_value(value)
-    return written, remarks + _interpolated(written)
+
+    written: Settings = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    """What stands in a setting whose value is not known: `$BASE_MODEL`, `make_lora()`. The recipe is not complete then.
+    A setting is in `written` or in `unread`."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Where a value is from, if this is no value that someone wrote for this run: "default of argparse"."""
+    missing: list[str] = field(default_factory=list)
+    """What else is not known, and may decide the training: a file that is named and not there."""
+    remarks: list[str] = field(default_factory=list)
+    """What changes the training, and can only be said by who reads."""
+    how: str = ""
+    """How the settings were read, as a sentence for the first lines of the recipe."""
+    source: str = ""
+    """The code of functions that the recipe names in the file next to it."""
+    processes: int | None = None
+    """The processes that the configuration itself is started with, if it says so."""
 
 
-def _interpolated(written: Settings) -> list[str]:
-    """Replace `${a.b}` by the setting that it names; remove what cannot be read, and return remarks about it."""
-    remarks = []
-    for name in [name for name, value in written.items() if isinstance(value, str) and "${" in value]:
-        other = INTERPOLATION.fullmatch(written[name])
-        if other and other[1] in written:
-            written[name] = written[other[1]]
-        else:
-            remarks.append(f"{name} = {written.pop(name)}: cannot be read without verl; give it as key=value")
-    return remarks
+def reading_of(settings: "Configuration | Mapping[str, Any]") -> Configuration:
+    """Return a configuration as it is, and settings by their names as a reading of them."""
+    return settings if isinstance(settings, Configuration) else Configuration(written=dict(settings))
 
 
-def openrlhf_settings(path: Path | None, words: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Return OpenRLHF's flags, `--name value ...` or `--name`, by their names; the file is a shell script."""
-    words = [*(command_of(path) if path is not None else ()), *words]
-    written: Settings = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            written[name] = hydra_value(value) if value else True
-        elif name:
-            before = written[name]
-            value = hydra_value(word)
-            written[name] = value if before is True else [*(before if isinstance(before, list) else [before]), value]
-    for wrapper in ("address", "runtime_env_json", "", "working_dir", "no_wait"):  # of `ray job submit`
-        written.pop(wrapper, None)
-    return written, []
+def without_marks(written: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
+    """Return the settings whose values are known, and what stands in the others."""
+    unread = {name: unmarked(str(value)) for name, value in written.items() if MARKED.search(str(value))}
+    return {name: value for name, value in written.items() if name not in unread}, unread
+
+
+def unmarked(text: str) -> str:
+    """Return a text with what nobody sets as it is written there."""
+    while MARKED.search(text):
+        text = MARKED.sub(lambda match: match[1], text)
+    return text.replace("⟦", "").replace("⟧", "")
 
 
 def key_values(words: Iterable[str]) -> Settings:
@@ -84,6 +71,24 @@ def key_values(words: Iterable[str]) -> Settings:
     return {key.lstrip("-"): read_value(value) for key, _, value in pairs}
 
 
+def flags(words: Iterable[str]) -> tuple[Settings, list[str]]:
+    """Return flags, `--name value ...` or `--name`, by their names, and the words that belong to none."""
+    written: Settings = {}
+    loose: list[str] = []
+    name = ""
+    for word in words:
+        if word.startswith("--") and word != "--":
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            written[name] = hydra_value(value) if equals else True
+        elif name:
+            before, value = written[name], hydra_value(word)
+            written[name] = value if before is True else [*(before if isinstance(before, list) else [before]), value]
+        else:
+            loose.append(word)
+    return written, loose
+
+
 def hydra_value(text: str) -> Any:
     """Return a value as Hydra reads it: a number, true, false or null, `[a, b]`, or text with or without quotes."""
     text = text.strip()
@@ -91,42 +96,5 @@ def hydra_value(text: str) -> Any:
         inner = text[1:-1]
         return hydra_value(inner) if inner.startswith("[") else inner
     if text.startswith("[") and text.endswith("]"):
-        return [hydra_value(each) for each in text[1:-1].split(",") if each.strip()]
+        return [hydra_value(part) for part in text[1:-1].split(",") if part.strip()]
     return plain_value(text)
-
-
-def command_of(path: Path) -> list[str]:
-    """Return the words of the Python command in a shell script: the longest line, without what stands before it.
-
-    Variables that the script sets to plain text are filled in; others stay as `$NAME`.
-    """
-    text = re.sub(r"\\\r?\n", " ", read_text(path))
-    variables: dict[str, str] = {}
-    commands: list[list[str]] = []
-    for line in text.splitlines():
-        words = _words(_filled(line, variables))
-        if len(words) <= 2 and (match := ASSIGNMENT.fullmatch(line.strip())):
-            variables[match[1]] = words[-1].partition("=")[2] if words else ""
-        elif any(map(COMMAND.search, words)):
-            commands.append(words)
-    if not commands:
-        raise UserError([f"{path}: no command of verl.trainer.main_ppo or openrlhf.cli.train_ppo_ray was found"])
-    words = max(commands, key=len)
-    start = next(number for number, word in enumerate(words) if COMMAND.search(word))
-    end = next((number for number, word in enumerate(words) if word.startswith(("|", ">", "2>", "&"))), len(words))
-    return [word for word in words[start + 1 : end] if word != "$@"]
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:  # a quotation over several lines
-        return line.split()
-
-
-def _filled(line: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        return variables.get(name, match[2] if match[2] is not None else match[0])
-
-    return VARIABLE.sub(value, line)

@@ -1,23 +1,25 @@
 """Convert the settings of TRL's `GRPOTrainer` into those of a recipe that trains with the same numbers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from outdo.extras.convert.account import converted
 from outdo.extras.convert.conversion import (
     RESULTS_COUNT,
     Conversion,
     Given,
     Rule,
     as_list,
-    converted,
     data_source,
     piece,
     put_epochs,
     put_evaluation,
     put_trackers,
 )
+from outdo.extras.convert.reading import Configuration, reading_of
 from outdo.extras.convert.trl_objective import advantage, objective, reference
 from outdo.utils.text import counted
 
@@ -37,18 +39,20 @@ CHAT = (
 
 
 def convert_trl(
-    written: Mapping[str, Any], *, remarks: Sequence[str] = (), processes: int = 1, rows: int | None = None
+    settings: Configuration | Mapping[str, Any], *, processes: int = 1, rows: int | None = None
 ) -> Conversion:
     """Return the recipe for settings of `GRPOConfig`, `ModelConfig` and `ScriptArguments`, by their names.
 
-    Further names are `reward_funcs`, `train_dataset`, `eval_dataset` and `peft_config` of `GRPOTrainer`, as
-    `read_script` returns them; `remarks` are those of the reading. `processes` is the number of processes that TRL is
-    started with, `rows` the number of training questions, which turns epochs into steps.
+    Further names are the arguments of `GRPOTrainer`, such as `reward_funcs` and `train_dataset`. `processes` is the
+    number of processes that TRL is started with, `rows` the number of training questions, which turns epochs into
+    steps.
     """
-    if "scale_rewards" in written:  # also true and false
-        written = {**written, "scale_rewards": str(written["scale_rewards"]).lower()}
+    reading = reading_of(settings)
+    if "scale_rewards" in reading.written:  # also true and false
+        scale = str(reading.written["scale_rewards"]).lower()
+        reading = replace(reading, written={**reading.written, "scale_rewards": scale})
     rules = (partial(_batch, processes=processes), partial(_steps, rows=rows), *RULES)
-    return converted("TRL", written, rules, remarks=remarks)
+    return converted("TRL", reading, rules)
 
 
 # ----------------------------------------------------------------------------------------------- batch and its passes
@@ -84,7 +88,6 @@ def _batch(c: Conversion, processes: int) -> None:
 
 def _steps(c: Conversion, rows: int | None) -> None:
     longest = c.given["max_steps"]
-    c.given.read.add("num_train_epochs")  # which max_steps replaces
     if longest <= 0:
         put_epochs(c, "num_train_epochs", rows=rows, whole=math.ceil)
         return

@@ -2,22 +2,24 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outdo.extras.convert.account import converted
 from outdo.extras.convert.conversion import (
     OWN_ENGINE,
     RESULTS_COUNT,
     Conversion,
     Rule,
     as_list,
-    converted,
     piece,
     put_epochs,
     put_evaluation,
     put_trackers,
 )
+from outdo.extras.convert.reading import Configuration, reading_of
 from outdo.extras.convert.verl_correction import PREFIX, TEXTS, correction
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -49,11 +51,14 @@ OWN_MEAN = ("sapo", "geo_mean")
 """The values of `loss_mode` whose loss has a mean of its own and no `loss_agg_mode`."""
 
 
-def convert_verl(written: Mapping[str, Any], *, remarks: tuple[str, ...] = (), rows: int | None = None) -> Conversion:
+def convert_verl(settings: Configuration | Mapping[str, Any], *, rows: int | None = None) -> Conversion:
     """Return the recipe for settings of verl, by their dotted names. `rows` is the number of training questions."""
-    renamed = {NEW_NAMES.get(name, name): value for name, value in written.items()}
-    renamed |= {name: str(renamed[name]) for name in TEXTS if isinstance(renamed.get(name), int | float)}
-    return converted("verl", renamed, (_batch, partial(_steps, rows=rows), *RULES), remarks=remarks)
+    reading = reading_of(settings)
+    written = {NEW_NAMES.get(name, name): value for name, value in reading.written.items()}
+    written |= {name: str(written[name]) for name in TEXTS if isinstance(written.get(name), int | float)}
+    unread = {NEW_NAMES.get(name, name): what for name, what in reading.unread.items()}
+    renamed = replace(reading, written=written, unread=unread)
+    return converted("verl", renamed, (_batch, partial(_steps, rows=rows), *RULES))
 
 
 NEW_NAMES = {
@@ -86,11 +91,9 @@ def _batch(c: Conversion) -> None:
             "outdo replaces groups whose advantages are all 0, in up to train.dynamic_sampling rounds, as many as are "
             "missing; verl draws data.gen_batch_size questions each time",
         )
-        given.read.add("data.gen_batch_size")
 
 
 def _steps(c: Conversion, rows: int | None) -> None:
-    c.given.read.add("trainer.total_epochs")  # which total_training_steps replaces
     if (steps := c.given["trainer.total_training_steps"]) and steps > 0:
         c.settings["steps"] = steps
     else:
@@ -357,7 +360,6 @@ def _during_the_run(c: Conversion) -> None:
     put_trackers(c, "trainer.logger")
     if given["trainer.experiment_name"]:
         c.settings["run"] = str(given["trainer.experiment_name"])
-    given.read.add("trainer.project_name")
 
 
 RULES: tuple[Rule, ...] = (

@@ -1,0 +1,306 @@
+"""Which commands a shell script starts: bash runs it in a sandbox, where programs only record their words.
+
+Arrays, arithmetic, conditions, functions and strings of several lines are then bash's affair. What nobody sets gets a
+mark, which the recipe shows as not complete.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from outdo.config.file import read_text
+from outdo.extras.convert.reading import MARK, NotRunError
+from outdo.extras.sandbox import Limits, Outcome, run_command
+from outdo.utils.errors import UserError
+from outdo.utils.text import one_line
+
+Words = list[str]
+
+PROGRAMS = (
+    *("python", "python3", "torchrun", "accelerate", "deepspeed", "trl", "ray", "vllm", "swift", "axolotl", "mpirun"),
+    *("pip", "pip3", "conda", "mamba", "git", "curl", "wget", "huggingface-cli", "hf", "wandb", "apt", "apt-get"),
+    *("nvidia-smi", "rocm-smi", "npu-smi", "nvcc", "scontrol", "squeue", "sleep", "kill", "pkill", "killall", "module"),
+    *("scp", "rsync", "modprobe", "sysctl", "aws", "gsutil", "jq", "yq", "nc", "lsof", "ping", "systemctl", "tee"),
+)
+"""Programs that record their words and do nothing."""
+
+STARTERS = (
+    *(
+        "sudo",
+        "srun",
+        "sbatch",
+        "ssh",
+        "docker",
+        "podman",
+        "singularity",
+        "apptainer",
+        "uv",
+        "poetry",
+        "tmux",
+        "screen",
+    ),
+    *("numactl", "mpiexec", "kubectl"),
+)
+"""Programs that start others: a command that is one word of theirs is run as well."""
+
+TEXTS = (".yaml", ".yml", ".json", ".txt", ".py")
+"""The ends of the names of files besides scripts that a script may read."""
+
+FOLDER = "/outdo-stand-ins"
+WORD_END, COMMAND_END, NOT_THERE = "\x1f", "\x1e", "\x1d"
+LIMITS = Limits(seconds=5, wall_seconds=20.0, memory=1024, threads=128)
+LARGEST, MOST_FILES, DEEPEST = 200_000, 400, 3
+"""Bytes of a file, files, and levels of folders that the script gets a copy of."""
+
+_STAND_IN = r"""#!/bin/bash
+name=${0##*/}; name=${OUTDO_NAME:-$name}
+case "$name" in
+  tee) cat >&201; exit 0;;
+  sleep|kill|pkill|killall) exit 0;;
+esac
+until mkdir /tmp/outdo-lock 2>/dev/null; do :; done
+{ printf '%s\037' "$name" "$@"; printf '\036'; } >&200
+rmdir /tmp/outdo-lock
+case "$name $1" in
+  nvidia-smi*) for i in 0 1 2 3 4 5 6 7; do echo "GPU $i: NVIDIA GPU (UUID: GPU-$i)"; done; exit 0;;
+  "python --version"|"python3 --version") echo "Python 3.12.0"; exit 0;;
+esac
+if [ -p /dev/stdout ]; then printf '⟦$(%s)⟧\n' "$name"; fi
+exit 0
+"""
+
+_STARTER = r"""#!/bin/bash
+OUTDO_NAME=${0##*/} /outdo-stand-ins/python "$@"
+export OUTDO_DEPTH=$((OUTDO_DEPTH + 1))
+[ "$OUTDO_DEPTH" -lt 4 ] || exit 0
+for word in "$@"; do
+  case "$word" in
+    *[[:space:]]*python*|*python*[[:space:]]*|*ray\ job*|*torchrun\ *|*accelerate\ *|*deepspeed\ *) bash -c "$word";;
+    *.sh|*.slurm|*.sbatch) [ -r "$word" ] && bash "$word";;
+  esac
+done
+exit 0
+"""
+
+_FUNCTIONS = r"""
+command_not_found_handle() { OUTDO_NAME=$1; shift; OUTDO_NAME=$OUTDO_NAME /outdo-stand-ins/python "$@"; }
+not_there() { printf '\035%s\036' "$1" >&200; }
+source() { if [ -r "$1" ]; then builtin source "$@"; else not_there "$1"; fi; }
+cd() { builtin cd "$@" 2>/dev/null || { mkdir -p "${@: -1}" 2>/dev/null && builtin cd "$@"; } || true; }
+export -f command_not_found_handle not_there source cd
+"""
+_NO_EXIT = "exit() { :; }\nexport -f exit\n"
+
+_START = r"""
+exec 200>&1 201>&2 1>/dev/null
+mkdir -p "$HOME"
+export BASH_ENV=/outdo-stand-ins/functions
+exec /bin/bash "$@"
+"""
+
+_VARIABLE = re.compile(r"\$(?:\{[#!]?([A-Za-z_]\w*)([^}]?)|([A-Za-z_]\w*))")
+_ASSIGNED = re.compile(
+    r"(?:^|[\s;&|(`{])([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=|\b(?:for|select|read|local|declare|export|typeset)\s+"
+    r"(?:-\w+\s+)*([A-Za-z_]\w*)|\bread\b[^\n;|]*?\s([A-Za-z_]\w*)\s*(?:;|$|\n|<)|\b(?:mapfile|readarray)"
+    r"\b[^\n;]*?\s([A-Za-z_]\w*)"
+)
+_TESTED = re.compile(r"-[znv]\s+\"?\$?\{?([A-Za-z_]\w*)")
+_OF_BASH = (
+    *(
+        "HOME",
+        "PATH",
+        "PWD",
+        "OLDPWD",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "HOSTNAME",
+        "RANDOM",
+        "SECONDS",
+        "BASH_SOURCE",
+        "BASH",
+    ),
+    *("LINENO", "FUNCNAME", "IFS", "UID", "EUID", "PPID", "OSTYPE", "OPTARG", "OPTIND", "BASH_VERSION", "PIPESTATUS"),
+    *("BASHPID", "REPLY", "COLUMNS", "LINES", "SHLVL", "LANG", "TERM", "EPOCHSECONDS"),
+)
+_ARGUMENT = re.compile(r"\$(?:\{(\d)([^}]?)|(\d))")
+_IN_ARITHMETIC = re.compile(r"⟦\$(\w+)⟧[^\n]*(?:syntax error|operand expected|error token)|error token is \"⟦\$(\w+)⟧")
+_PROGRAM_IN_A_FOLDER = re.compile(rf"(?m)(?:^|[\s\"'(;&|])([\w./~-]*/({'|'.join((*PROGRAMS, *STARTERS))}))(?=[\s\"';])")
+_MISSING_PROGRAM = re.compile(r"line \d+: (\S*/([\w.-]+)): No such file or directory")
+
+
+def commands_of(path: Path, environment: Mapping[str, str]) -> tuple[list[Words], list[str]]:
+    """Return the words of each command that the script starts, and the files that it wanted to source.
+
+    Raises:
+        NotRunError: there is no sandbox on this machine, or the script starts nothing in it.
+    """
+    text = read_text(path)
+    script = _Script(path, environment)
+    reason = "it starts no command"
+    arguments = _arguments(text)
+    for words, may_exit in ((arguments, True), ([], True), (arguments, False)):
+        commands, missing, outcome = script.run(words, may_exit=may_exit)
+        if commands:
+            return commands, missing
+        if outcome.stderr.strip():
+            reason = one_line(outcome.stderr.strip().splitlines()[-1])[:200]
+    raise NotRunError(reason)
+
+
+def _is_start(words: Sequence[str]) -> bool:
+    """Return whether a command may be that of a training, and not one that only prepares it."""
+    return any(re.search(r"\bmain_|_main\b|train|grpo|ppo|rloo", word) for word in words)
+
+
+class _Script:
+    """A script of this machine with what it may read, and the variables that nobody sets."""
+
+    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
+        self.path, self.folder = path.absolute(), _folder_of(path.absolute())
+        self.files = {str(file): _tolerant(text) for file, text in _readable(self.path, self.folder)}
+        shell = "\n".join(text for name, text in self.files.items() if _is_shell(name))
+        self.environment = {
+            "PATH": f"{FOLDER}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(Path.home()),
+            "USER": Path.home().name,
+            "LANG": "C.UTF-8",
+            **{name: MARK.format(f"${name}") for name in unset_names(self.files[str(self.path)], shell)},
+            **environment,
+        }
+
+    def run(self, arguments: Sequence[str], *, may_exit: bool) -> tuple[list[Words], list[str], Outcome]:
+        """Return the commands and the missing files. A variable that bash calculates with has two values in turn."""
+        programs = dict(_PROGRAM_IN_A_FOLDER.findall(self.files[str(self.path)]))
+        programs = {place: name for place, name in programs.items() if not place.startswith("/usr/")}
+        counted: dict[str, str] = {}
+        for _ in range(6):
+            commands, missing, outcome = self._run(arguments, {**self.environment, **counted}, programs, may_exit)
+            numbers = {name for match in _IN_ARITHMETIC.finditer(outcome.stderr) for name in match.groups() if name}
+            absent = dict(_MISSING_PROGRAM.findall(outcome.stderr))
+            absent = {place: name for place, name in absent.items() if name in (*PROGRAMS, *STARTERS)}
+            if numbers <= set(counted) and set(absent) <= set(programs):
+                break
+            counted |= dict.fromkeys(numbers, "8")
+            programs |= absent
+        if counted:
+            twice = {**self.environment, **dict.fromkeys(counted, "16")}
+            others, _, _ = self._run(arguments, twice, programs, may_exit)
+            commands = _compared(commands, others, ", ".join(f"${name}" for name in counted))
+        return commands, missing, outcome
+
+    def _run(
+        self, arguments: Sequence[str], environment: Mapping[str, str], programs: Mapping[str, str], may_exit: bool
+    ) -> tuple[list[Words], list[str], Outcome]:
+        stand_ins = {str(self.folder / Path(place).expanduser()): name for place, name in programs.items()}
+        stand_ins |= {f"{FOLDER}/{name}": name for name in (*PROGRAMS, *STARTERS)}
+        files = {
+            **self.files,
+            **{place: _STARTER if name in STARTERS else _STAND_IN for place, name in stand_ins.items()},
+            f"{FOLDER}/functions": _FUNCTIONS + ("" if may_exit else _NO_EXIT),
+            f"{FOLDER}/start": _START,
+        }
+        try:
+            outcome = run_command(
+                ["/bin/bash", f"{FOLDER}/start", str(self.path), *arguments],
+                files=files,
+                environment=environment,
+                folder=str(self.folder),
+                limits=LIMITS,
+            )
+        except UserError as error:
+            raise NotRunError(f"no sandbox works on this machine ({error.problems[0].partition(';')[0]})") from None
+        commands, missing = _recorded(outcome.stdout)
+        return commands, missing, outcome
+
+
+def _recorded(printed: str) -> tuple[list[Words], list[str]]:
+    """Return what the stand-ins recorded: commands that may start a training, and files that were not there."""
+    records = [record for record in printed.split(COMMAND_END) if record]
+    missing = [record.lstrip(NOT_THERE) for record in records if record.startswith(NOT_THERE)]
+    commands = [record.split(WORD_END)[:-1] for record in records if not record.startswith(NOT_THERE)]
+    return [words for words in commands if _is_start(words)], missing
+
+
+def unset_names(text: str, sourced: str = "") -> list[str]:
+    """Return the variables that a script reads, and that neither it nor a file that it sources sets, tests or defaults.
+
+    One that the script tests, or has a default for, is left unset: that is what the script is written for.
+    """
+    without_comments = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
+    known = {name for match in _ASSIGNED.finditer(f"{text}\n{sourced}") for name in match.groups() if name}
+    known |= {match[1] for match in _TESTED.finditer(text)} | set(_OF_BASH)
+    read: dict[str, None] = {}
+    for match in _VARIABLE.finditer(without_comments):
+        name, operator = match[1] or match[3], match[2] or ""
+        if operator in (":", "-", "=", "+") and not re.match(r"\$\{\w+:?\?", match.string[match.start() :]):
+            known.add(name)
+        read.setdefault(name)
+    return [name for name in read if name not in known]
+
+
+def _arguments(text: str) -> Words:
+    """Return marks for the arguments that a script reads and has no default for."""
+    with_default = {match[1] for match in _ARGUMENT.finditer(text) if match[2] in (":", "-")}
+    numbers = {match[1] or match[3] for match in _ARGUMENT.finditer(text)} - with_default - {"0"}
+    return [MARK.format(f"${number}") for number in range(1, max(map(int, numbers), default=0) + 1)]
+
+
+def _compared(commands: Sequence[Words], others: Sequence[Words], names: str) -> list[Words]:
+    """Return the commands with marks where the words of `others` differ, behind what is the name of a setting."""
+    if [len(words) for words in commands] != [len(words) for words in others]:
+        raise NotRunError(f"what it starts depends on {names}")
+    return [
+        [
+            word
+            if word == other
+            else f"{word.partition('=')[0]}={MARK.format(names)}"
+            if "=" in word
+            else MARK.format(names)
+            for word, other in zip(words, other_words, strict=True)
+        ]
+        for words, other_words in zip(commands, others, strict=True)
+    ]
+
+
+def _tolerant(text: str) -> str:
+    """Return a script that goes on after an error: a file or a device of the script's machine may not be here."""
+
+    def without_errexit(match: re.Match[str]) -> str:
+        letters = re.sub("[eunvx]", "", match[2])
+        return f"{match[1]}set -{letters}" if letters else f"{match[1]}:"
+
+    text = re.sub(r"(?m)^(\s*)set\s+-([a-z]+)\b", without_errexit, text)
+    return re.sub(r"(?m)^(\s*)set\s+-o\s+(errexit|nounset)\b", r"\1:", text)
+
+
+def _is_shell(name: str) -> bool:
+    return name.endswith((".sh", ".bash", ".env", ".slurm", ".sbatch", ".conf"))
+
+
+def _folder_of(path: Path) -> Path:
+    """Return the folder in which the script runs: where the user is, if the script lies below."""
+    here = Path.cwd()
+    return here if path.is_relative_to(here) and here not in (Path("/"), Path.home()) else path.parent
+
+
+def _readable(path: Path, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the script and the small files of text near it, with what is in them."""
+    yield path, read_text(path)
+    outer = path.parent.parent
+    near = [*_texts(path.parent, DEEPEST), *_texts(folder, DEEPEST), *_texts(outer, 1)]
+    for file in list(dict.fromkeys(near))[:MOST_FILES]:
+        if file != path and file.is_file() and file.stat().st_size <= LARGEST:
+            yield file, file.read_text(encoding="utf-8", errors="replace")
+
+
+def _texts(folder: Path, deepest: int) -> Iterator[Path]:
+    """Yield the files of a folder, and of those in it, that a script may source or read."""
+    if folder in (Path("/"), Path.home(), Path("/tmp")):
+        deepest = 1
+    for root, folders, names in os.walk(folder):
+        depth = 1 + len(Path(root).relative_to(folder).parts)
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < deepest else []
+        files = [Path(root, name) for name in sorted(names)]
+        yield from (file for file in files if _is_shell(file.name) or file.suffix in TEXTS)
