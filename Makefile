@@ -106,7 +106,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Installing outdo and torch into $(VENV): some minutes the first time."
-	$(INSTALL) -e ".[gguf]"
+	$(INSTALL) -e ".[adapters,gguf]"
 	@touch $@
 
 $(VENV)/.installed-for-gpu: $(VENV)/.installed

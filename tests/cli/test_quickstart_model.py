@@ -132,7 +132,18 @@ def test_without_a_download_the_command_says_in_one_sentence_what_works(
 
 
 @pytest.mark.usefixtures("shelf")
-def test_without_the_package_gguf_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smollm2, "find_spec", lambda _: None)
-    assert 'pip install "outdo[gguf]"; without it: outdo quickstart --task sums' in refused()
+@pytest.mark.parametrize(
+    ("missing", "what"),
+    [
+        (["gguf"], "the package gguf"),
+        (["peft"], "the package peft"),
+        (["gguf", "peft"], "the packages gguf and peft"),
+    ],
+)
+def test_without_a_package_that_the_run_needs_nothing_is_downloaded(
+    missing: list[str], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None if name in missing else object())
+    said = f'needs {what}: pip install "outdo[adapters,gguf]"; without: outdo quickstart --task sums'
+    assert said in refused()
     assert not smollm2.user_cache("smollm2").exists()

@@ -7,7 +7,7 @@ def score(completion: str, topic: str, word: str) -> float:
     words = re.findall(r"[a-z0-9'-]+", completion.lower())
     constraints = [
         re.fullmatch(r"[^.!?\n]+[.!?]", completion.strip()) is not None,  # one sentence
-        8 <= len(words) <= 15,
+        6 <= len(words) <= 12,
         words.count(word) == 1,
         topic in words or f"{topic}s" in words,
     ]

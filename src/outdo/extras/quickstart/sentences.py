@@ -1,18 +1,12 @@
 """The tasks of SmolLM2-135M-Instruct: write a sentence that meets constraints; and the same with a careless reward.
 
-    Write one sentence of 8 to 15 words about a bridge. Use the word "never" once.
+    Write one sentence of 6 to 12 words about a bridge. Use the word "never" once.
 
 The sound reward is the share of the four constraints that hold. The careless one asks for the word and the length, and
 forgets the topic: what the policy learns then is to write the word, and little else.
 
-Measured with seed 0: without "once", 81 % of the greedy answers were right after 20 steps, and they read "The road
-outside is outside, outside, outside ...". With it, 56 % were right after 24 steps, and they read "A lighthouse with a
-golden exterior is a rare and beautiful sight." With a KL penalty (beta = 0.04) 44 % of the greedy and 53 % of the
-sampled answers were right, without it 56 % and 31 %, of 32 questions each, so that neither is shown to be better; the
-penalty took a fifth more time and 1.2 GB more memory.
-
-The careless task has 8 questions in a step: with 4, 24 of 32 held-out answers still named their topic after 40 steps;
-with 8, 4 of 32 did after 30, and most others were the required word alone.
+docs/benchmarks.md says why the settings are as they are, and how runs with other seeds end. Without "once" the model
+learned to write "The road outside is outside, outside, outside ...".
 """
 
 from dataclasses import replace
@@ -23,7 +17,7 @@ from random import Random
 
 from outdo.extras.quickstart.task import Row, Task, TaskData
 
-SOUND = 'Write one sentence of 8 to 15 words about {topic}. Use the word "{word}" once.'
+SOUND = 'Write one sentence of 6 to 12 words about {topic}. Use the word "{word}" once.'
 CARELESS = 'Write a sentence about {topic}. Use the word "{word}" and at most 15 words.'
 
 TOPICS = """
@@ -37,7 +31,7 @@ WORDS = """
 """
 HELD_OUT_TOPICS = "lighthouse cat astronaut apple road tiger planet chair"
 HELD_OUT_WORDS = "twenty golden above after outside still beneath every"
-HELD_OUT = 32  # the same for every seed; their topics and their words are never trained on
+"""Every pair of these is a held-out question, the same for every seed; neither half of it is trained on."""
 
 
 def data(seed: int, *, question: str) -> TaskData:
@@ -45,8 +39,10 @@ def data(seed: int, *, question: str) -> TaskData:
     train = list(product(TOPICS.split(), WORDS.split()))
     Random(seed).shuffle(train)
     topics, words = HELD_OUT_TOPICS.split(), HELD_OUT_WORDS.split()
-    places = [divmod(number, len(topics)) for number in range(HELD_OUT)]
-    held_out = [(topics[i], words[(i + shift) % len(words)]) for shift, i in places]
+    # The first eight have all topics and all words, for those who evaluate on fewer of them.
+    held_out = [
+        (topic, words[(i + shift) % len(words)]) for shift in range(len(words)) for i, topic in enumerate(topics)
+    ]
     return TaskData(
         questions=[_row(question, topic, word) for topic, word in train],
         held_out=[_row(question, topic, word) for topic, word in held_out],
@@ -66,16 +62,20 @@ TASK = Task(
     evaluation="""\
 right = "score"               # an answer is right if its reward is 1: all four constraints hold
 """,
+    sampling="""\
+temperature = 0.7             # at 1 many answers of so small a model are no language
+""",
     train="""\
+adapter = {name = "lora", rank = 16, alpha = 32}    # half the memory of training all weights
 micro_batch_tokens = 1024     # the gradient of one group at a time: less memory
 """,
-    steps=24,
+    steps=12,
     prompts=4,
-    max_tokens=32,
-    lr="2e-5",
-    schedule='"constant"',
-    rows=HELD_OUT,
-    samples=1,
+    max_tokens=20,
+    lr="7e-4",
+    schedule='{name = "linear", warmup = 3}',
+    rows=64,
+    samples=0,
     further=["quickstart --careless", OWN_REWARD],
 )
 CARELESS_TASK = replace(
@@ -83,8 +83,5 @@ CARELESS_TASK = replace(
     data=partial(data, question=CARELESS),
     reward=Path(__file__).with_name("careless_reward.py"),
     evaluation="",
-    steps=30,
-    prompts=8,
-    max_tokens=40,
     further=[OWN_REWARD],
 )

