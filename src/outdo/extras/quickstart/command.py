@@ -9,16 +9,13 @@ import itertools
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from outdo.cli.answering import answering
 from outdo.cli.arguments import Engine
 from outdo.cli.output import program
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
@@ -26,31 +23,24 @@ from outdo.cli.train import run_train
 from outdo.config.engines import is_remote
 from outdo.config.messages import to_toml
 from outdo.config.names import REPLICAS
-from outdo.config.recipe import Piece, Recipe
+from outdo.config.recipe import Piece
 from outdo.config.replicas import trains_on_cpu
 from outdo.data.prompts import Prompts
-from outdo.data.questions import Question, questions_from
 from outdo.extras.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
+from outdo.extras.quickstart.conclusion import conclude, disappointment
 from outdo.extras.quickstart.model import build
 from outdo.extras.quickstart.task import SmallModel, Task, TaskData
 from outdo.extras.sft.sft import sft
 from outdo.extras.sft.sft_examples import encode_examples, read_examples
-from outdo.models.completion_text import completion_text
 from outdo.models.device import make_deterministic
 from outdo.models.gguf_folder import converted
 from outdo.models.policy import Policy
-from outdo.rewards import load_reward
-from outdo.run.build.engines import named_engine, open_engine
-from outdo.run.build.environment import open_environment
+from outdo.run.build.engines import named_engine
 from outdo.run.check.preflight import check
 from outdo.run.display import Display
-from outdo.run.evaluation import held_out_completions
-from outdo.run.export.find_model import find_model
 from outdo.utils.atomic import write_text_atomically
 from outdo.utils.errors import UserError
-from outdo.utils.extras import load_extra, missing_extra
-from outdo.utils.outcome import left_out
-from outdo.utils.text import counted
+from outdo.utils.extras import missing_extra
 
 TASKS: Mapping[str, Task] = {
     "sentences": sentences.TASK,
@@ -63,21 +53,9 @@ TASKS: Mapping[str, Task] = {
 CARELESS: Mapping[str, Task] = {"sentences": sentences.CARELESS_TASK}
 """The same with a careless reward, by the same names."""
 
-DOCTOR = "outdo.extras.doctor.command:run_doctor"
+FOLDER = Path("quickstart")
 REWARD = "reward.py"
 """The file of a task's reward, in its folder."""
-ANSWERED, SHOWN = 32, 3  # questions that are answered before and after, and those of them that are shown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """An answer, or an episode with all that was said in it."""
-
-    text: str
-    right: bool | None  # None: not defined by the rewards
-
-    def __str__(self) -> str:
-        return self.text + {True: " right", False: " wrong", None: ""}[self.right]
 
 
 def command(
@@ -95,7 +73,7 @@ def command(
     careless: Annotated[
         bool, typer.Option("--careless", help="sentences with a reward that forgets the topic: a hack, and its signs")
     ] = False,
-    folder: Annotated[Path, typer.Option(help="folder for the data and the runs")] = Path("quickstart"),
+    folder: Annotated[Path, typer.Option(help="folder for the data and the runs")] = FOLDER,
     seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
     engine: Engine = None,
 ) -> int:
@@ -124,11 +102,37 @@ def command(
     display.say(f"training by {recipe}, as `outdo train {shlex.join(arguments)}` does")
     status = run_train(arguments, display)
     if status == 0:
-        conclude(run, model, data["held_out"], display)
-        further = ["inspect {run}", "chat {run}", "eval {run}", *chosen.further]
-        for each in further:
-            display.say(f"  {program()} {each.format(run=run, reward=home / REWARD)}")
+        recorded = chosen.recorded if _as_shipped(chosen, home, overrides, sampler) else None
+        conclude(run, model, data["held_out"], display, recorded=recorded)
+        for line in ["inspect {run}", "chat {run}", "eval {run}", *chosen.further]:
+            display.say(f"  {program()} {line.format(run=run, reward=home / REWARD)}")
+        _say_if_it_did_not_work_out(run, overrides or [], again(task, careless, folder, seed + 1), display)
     return status
+
+
+def _as_shipped(task: Task, home: Path, overrides: Sequence[str] | None, engine: Piece) -> bool:
+    """Return whether a run has the settings of its task, which recorded runs have."""
+    reward = home / REWARD
+    return (
+        not overrides
+        and not is_remote(engine)
+        and (task.reward is None or reward.read_bytes() == task.reward.read_bytes())
+    )
+
+
+def _say_if_it_did_not_work_out(run: Path, overrides: Sequence[str], retry: str, display: Display) -> None:
+    """Print in which way a run did not work out, and what to try; nothing if it did."""
+    why = disappointment(json.loads((run / "summary.json").read_text(encoding="utf-8")))
+    if why:
+        changed = f"; leave out {shlex.join(overrides)}, or" if overrides else ";"
+        display.say(f"{why}{changed} try another seed: {program()} {retry}")
+
+
+def again(task: str, careless: bool, folder: Path, seed: int) -> str:
+    """Return the command that makes another first run, with `seed`."""
+    named = [*(["--task", task] if task != "sentences" else []), *(["--careless"] if careless else [])]
+    where = ["--folder", str(folder)] if folder != FOLDER else []
+    return shlex.join(["quickstart", *named, *where, "--seed", str(seed)])
 
 
 def home_of(folder: Path, task: str, seed: int) -> Path:
@@ -179,6 +183,7 @@ def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], 
         threads=task.threads // replicas,
         replicas=replicas,
         task=reward + task.recipe,
+        sampling=task.sampling,
         train=task.train,
         steps=task.steps,
         prompts=task.prompts,
@@ -196,37 +201,6 @@ def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], 
     return path
 
 
-def conclude(run: Path, model: Path, questions: Path, display: Display) -> None:
-    """Print the accuracy before and after, three questions with both answers, what the doctor finds, and the folder.
-
-    `model` is the one before the run, `questions` are the held-out ones.
-    """
-    summary = json.loads((run / "summary.json").read_text())
-    before, after = summary["before"], summary["after"]
-    table = Table("held-out questions right", "before", "after", title=f"{counted(summary['steps'], 'step')} of GRPO")
-    for name, meaning in (("greedy", "greedy"), ("sampled", "sampled at temperature 1")):
-        table.add_row(meaning, *(_share(numbers, name) for numbers in (before, after)))
-    display.console.print(table)
-
-    trained = find_model(str(run))
-    assert trained.recipe
-    assert trained.step is not None
-    if trained.recipe.environment is None:
-        kind, (asked, *answers) = "greedy", _recorded(run, trained.step)
-    else:  # the record of an evaluation has the last turn of an episode only
-        found = questions_from(str(questions), limit=ANSWERED)
-        kind, asked = "sampled", [str(each.text) for each in found]
-        answers = [_answers(each, found, trained.recipe) for each in (str(model), trained.model)]
-    answered = sorted(zip(asked, *answers, strict=True), key=lambda each: each[1].right is True)  # first the wrong ones
-    table = Table("question", f"{kind} before", f"{kind} after")
-    for question, *both in answered[:SHOWN]:
-        table.add_row(*map(escape, (question, *map(str, both))))
-    display.console.print(table)
-    if missing_extra(DOCTOR, "doctor") is None:
-        load_extra(DOCTOR, "doctor")([run], display.console)
-    display.say(f"the run is in {run}; training took {summary['seconds']:.0f} s. Try next:")
-
-
 def _prepare(
     task: Task, small: SmallModel, warm: Path, examples: Path, seed: int, arguments: list[str], display: Display
 ) -> None:
@@ -241,50 +215,12 @@ def _prepare(
     fine_tune(small, new, examples, seed, display).rename(warm)
 
 
-def _recorded(run: Path, step: int) -> tuple[list[str], list[Shown], list[Shown]]:
-    """Return the held-out questions, and the greedy answer to each before the run and after `step`."""
-    before, after = (
-        {each["id"]: each for each in held_out_completions.read(run, when) if each["kind"] == "greedy"}
-        for when in (0, step)
-    )
-    asked = [str(each["prompt"]) for each in before.values()]
-    first, last = (
-        [Shown(text=answers[name]["completion"], right=answers[name]["right"]) for name in before]
-        for answers in (before, after)
-    )
-    return asked, first, last
-
-
 def _check(arguments: list[str]) -> None:
     """Raise `UserError` with every mistake in the recipe of a run, before time is spent on fine-tuning."""
     recipe = recipe_of(arguments)
     report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine)
     if report.errors:
         raise UserError(report.errors)
-
-
-def _answers(model: str, questions: Sequence[Question], recipe: Recipe) -> list[Shown]:
-    """Sample one answer to each question, with the same random numbers for every model."""
-    policy = Policy.load(model, device="cpu")
-    how = answering("quickstart", recipe, k=1, temperature=1.0, max_tokens=None, template=None)
-    reward = load_reward([{**spec, "weight": weight} for spec, weight in recipe.reward_functions])
-    engine = open_engine(named_engine(None), policy)
-    try:
-        environment = open_environment(how.environment, policy, reward, **how.in_prompts)
-        prompts = how.prompts(questions, policy)
-        groups = environment.rollouts(engine, prompts, 1, how.sampling, step=0, purpose="shown")
-        rollouts = [group.rollouts[0] for group in groups]
-        return [Shown(text=completion_text(engine.tokenizer, each.token_ids), right=each.right) for each in rollouts]
-    finally:
-        engine.close()
-        reward.close()
-
-
-def _share(numbers: Mapping[str, float], name: str) -> str:
-    if name not in numbers:
-        return left_out(name, numbers)
-    parts = [f"{numbers[f'{name}_low']:.1%} to {numbers[f'{name}_high']:.1%}", left_out(name, numbers)]
-    return f"{numbers[name]:.1%} ({'; '.join(filter(None, parts))})"
 
 
 def _free(folder: Path) -> Path:
