@@ -102,7 +102,7 @@ class Bench:
             folder = self.home / f"run-{len([*self.home.glob('run-*')]) + 1}"
             words = [f"device={self.device}", *shlex.split(settings if recipe else TINY + settings), f"run={folder}"]
             program = ["-m", "benchmarks.gpu.limited", str(memory)] if memory else ["-m", "outdo"]
-            output = self.run([*program, "train", *[recipe] * bool(recipe), *self._last(words)])
+            output = self.run([*program, "train", "--verbose", *[recipe] * bool(recipe), *self._last(words)])
             if then is not None:
                 output += self.run(["-m", "outdo", "resume", str(folder), *shlex.split(then)])
             self._trained[key] = Trained(folder, output)

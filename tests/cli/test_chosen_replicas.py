@@ -78,8 +78,10 @@ def test_a_gpu_is_left_to_one_process(here: Path, monkeypatch: pytest.MonkeyPatc
 def test_check_and_train_say_how_many_there_are_and_the_run_folder_has_the_number(home: Path):
     tiny_model(home / "model")
     run, recipe = home / "runs" / "chosen", ("recipe.toml", *LONG, "train.group_size=8", SHORT_ANSWERS)
-    note = "replicas: 2, which train a small model faster than threads on this machine"
+    note = "replicas: 2 processes train together (cluster.replicas = 1 for one; unset, outdo takes 2 for a small model"
     assert note in " ".join(outdo_(home, "check", *recipe).split())
-    assert note in outdo_(home, "train", *recipe, "run=chosen")
+    said = outdo_(home, "train", *recipe, "run=chosen", "--verbose")
+    assert said.count(note) == said.count(", in 2 processes; run folder: ") == 1
+    assert note in (run / "start.txt").read_text()
     assert tomllib.loads((run / "recipe.toml").read_text())["cluster"]["replicas"] == 2
     assert "replicas/slowest" in read_metrics(run / "metrics.jsonl")[-1]

@@ -259,5 +259,5 @@ def test_an_engine_that_returns_the_routes_of_other_tokens_is_an_error():
 def test_a_run_replays_where_sampler_and_trainer_round_differently(tmp_path: Path, arguments: list[str], note: str):
     home = write_home(tmp_path)
     mixture("mixtral", num_hidden_layers=2).save_pretrained(home / "model")
-    said = outdo_(home, "train", "recipe.toml", "steps=2", "eval.every=0", "run=run", *arguments)
+    said = outdo_(home, "train", "recipe.toml", "steps=2", "eval.every=0", "run=run", "--verbose", *arguments)
     assert (note in said) if note else ("routing" not in said)

@@ -28,9 +28,10 @@ def checkpoint(run: Path) -> Path:
 @pytest.fixture(scope="module")
 def adapter_run(home: Path) -> Path:
     """Twelve steps without a pause. Not to be changed."""
-    said = outdo_(home, "train", "recipe.toml", "run=./adapter", *LORA)
+    said = outdo_(home, "train", "recipe.toml", "run=./adapter", "--verbose", *LORA)
     assert "adapter: lora (rank = 4, alpha = 8, targets = all-linear, rslora = True)" in said
     assert f"adapter: 4,096 weights are trained; those of {home / 'model'} are frozen" in said
+    assert "training a lora adapter (4,096 weights) of model by grpo on 12 questions: 12 steps of " in said
     return home / "adapter"
 
 
@@ -92,8 +93,9 @@ def test_a_run_continues_the_training_of_an_adapter_folder(home: Path, adapter_r
     start = home / "start"
     shutil.copytree(checkpoint(adapter_run), start)
     settings = ("model=start", "train.objective.beta=0.1", "optim.lr=1e-2", "steps=2", "eval.every=0")
-    said = outdo_(home, "train", "recipe.toml", "run=./further", *settings)
+    said = outdo_(home, "train", "recipe.toml", "run=./further", "--verbose", *settings)
     assert f"model start: an adapter of {home / 'model'}; only the adapter is trained" in said
+    assert "training the adapter start (4,096 weights) of model by grpo " in said
     assert timeless(home / "further")[0]["kl"] == 0  # the reference is the adapter that it started from
     assert timeless(home / "further")[-1]["kl"] > 0
     assert weights(home / "further") != weights(adapter_run)

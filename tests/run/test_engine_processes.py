@@ -16,7 +16,7 @@ def engine(processes: int) -> str:
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_tokens_metrics_and_weights_are_those_of_sampling_in_the_trainer(home: Path, six_steps: Path, processes: int):
     run = home / f"processes-{processes}"
-    said = outdo_(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", engine(processes))
+    said = outdo_(home, "train", "recipe.toml", f"run=./{run.name}", "steps=6", "--verbose", engine(processes))
     assert f"engine: processes on {', '.join(['cpu'] * processes)}, threads of each: 1" in said
     assert "correction" not in said
     assert_same(run, six_steps)

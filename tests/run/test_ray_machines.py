@@ -81,7 +81,7 @@ def test_an_engine_and_a_reward_on_another_machine_change_nothing(
     (shared := home / "weights-of-machines").mkdir(exist_ok=True)
     engine = RAY if through == "network" else f'{RAY[:-1]}, folder = "{shared}"}}'
     reward = f'rewards={{name = "{home}/score.py:score", place = "ray"}}'
-    arguments = ("train", "recipe.toml", f"run=./{run.name}", *SETTINGS, engine, reward)
+    arguments = ("train", "recipe.toml", f"run=./{run.name}", "--verbose", *SETTINGS, engine, reward)
     said, status = finished(outdo_on(machines[0], home, joining, *arguments))
     assert status == 0, said
     assert "engine: processes on cpu of second (Ray)" in said

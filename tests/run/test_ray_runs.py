@@ -21,7 +21,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 def test_divided_replicas_beside_an_engine_under_ray_train_as_one_process(home: Path):
     alone, both = home / "ray-alone", home / "ray-both"
     outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", *SETTINGS)
-    command = cold(home, "train", "recipe.toml", f"run=./{both.name}", *SETTINGS, *DIVIDED, RAY)
+    command = cold(home, "train", "recipe.toml", f"run=./{both.name}", "--verbose", *SETTINGS, *DIVIDED, RAY)
     wait_until(lambda: steps_done(both) >= 2, command)
     started = family(command.pid)
     (actor,) = actors(started)

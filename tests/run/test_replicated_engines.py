@@ -44,7 +44,7 @@ def test_replicas_beside_an_engine_train_as_one_process_also_after_it_is_killed(
     alone, both = home / f"engine-alone-{name}", home / f"engine-both-{name}"
     own = [each for each in settings if not each.startswith("cluster.")]
     outdo_(home, "train", "recipe.toml", f"run=./{alone.name}", *SETTINGS, *own, engine(processes))
-    arguments = ("train", "recipe.toml", f"run=./{both.name}", *SETTINGS, *settings, engine(processes))
+    arguments = ("train", "recipe.toml", f"run=./{both.name}", "--verbose", *SETTINGS, *settings, engine(processes))
     command = Command(home, *arguments, main=main)
     wait_until(lambda: steps_done(both) >= 2, command)
     started = family(command.pid)

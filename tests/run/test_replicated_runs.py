@@ -202,7 +202,7 @@ def test_replicas_with_parts_of_a_base_save_after_an_error_and_resume_exactly(ho
 
 def second_killed(home: Path, run: Path, settings: tuple[str, ...]) -> str:
     """Train, and kill the second replica after a step; what the first one said."""
-    replicas = Replicas(home, "train", "recipe.toml", f"run=./{run.name}", *settings)
+    replicas = Replicas(home, "train", "recipe.toml", f"run=./{run.name}", "--verbose", *settings)
     wait_until(lambda: steps_done(run) >= 5, replicas)
     replicas.kill(1)
     assert replicas.wait() == [75, -9], replicas.said

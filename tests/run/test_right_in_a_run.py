@@ -39,7 +39,7 @@ def two(own_home):
 def test_the_named_reward_decides_and_the_best_checkpoint_follows_it(two):
     keys = ("steps=4", "eval.every=2", "eval.samples=0", "checkpoint.every=4", "checkpoint.keep=1")
     rewards = 'rewards=["two.py:accuracy", "two.py:style"]'
-    said = outdo_(two, "train", "recipe.toml", "run=./run", *keys, rewards, "eval.right=accuracy")
+    said = outdo_(two, "train", "recipe.toml", "run=./run", "--verbose", *keys, rewards, "eval.right=accuracy")
     lines = metrics(two / "run")
     assert "an answer is right if accuracy is 1 or more (eval.right)" in said
     assert "right 0%" in said  # although every reward is above 1
@@ -56,7 +56,7 @@ def test_the_named_reward_decides_and_the_best_checkpoint_follows_it(two):
 
 def test_without_a_rule_nothing_is_called_right(two):
     rewards = 'rewards=["two.py:accuracy", "two.py:style"]'
-    said = outdo_(two, "train", "recipe.toml", "run=./run", "steps=1", rewards)
+    said = outdo_(two, "train", "recipe.toml", "run=./run", "steps=1", "--verbose", rewards)
     assert "eval.right = NAME chooses one of accuracy, style" in said
     assert not re.search(r"right \d|questions right", said)
     outdo_(two, "export", "run", "exported")

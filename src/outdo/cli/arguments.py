@@ -1,5 +1,6 @@
 """Arguments that several commands share: their types and help texts, and checks of files and folders."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,9 @@ OtherSettings = Annotated[
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings", show_default=False)]
 Profile = Annotated[bool, typer.Option("--profile", help="trace two steps, and show where the time of all steps went")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="print every note on the settings; start.txt in the run folder has them too")
+]
 Restarts = Annotated[
     int,
     typer.Option(min=0, help="after a fault of the machine, start again so often without progress; see cluster.md"),
@@ -56,6 +60,11 @@ Temperature = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="use only this many questions")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+
+
+def option_names(given: Mapping[str, bool]) -> list[str]:
+    """Return the names of the options that are given, to pass them on to another process."""
+    return [name for name, is_given in given.items() if is_given]
 
 
 def recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:

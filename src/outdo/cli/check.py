@@ -32,7 +32,7 @@ def command(
     report = replace(
         report,
         errors=[*report.errors, *taken_folder(given)],
-        notes=[*replica_notes(given, recipe), *report.notes],
+        notes=[*replica_notes(recipe), *report.notes],
     )
     show(report, console)
     if report.errors:

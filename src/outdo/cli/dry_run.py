@@ -18,7 +18,9 @@ def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> in
     run = build_run(in_one_process(recipe), facts=facts, display=display)
     try:
         for note in run.notes:
-            display.say(note)
+            display.note(note)
+        for warning in run.warnings:
+            display.warn(warning)
         with display.working("sampling one group"):
             sampled = Sampled.of(run.sampler(run.models.policy, run.prompts.take(1), step=1))
         advantage = advantage_of_rewards(recipe, weights_of_parts(run.reward))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from outdo.cli.arguments import Overrides, Profile, Restarts, RunFolder, nearest_run, not_empty
+from outdo.cli.arguments import Overrides, Profile, Restarts, RunFolder, Verbose, nearest_run, not_empty, option_names
 from outdo.cli.commands import COMMANDS
 from outdo.cli.processes import run_in_processes
 from outdo.config.file import load_saved
@@ -26,28 +26,30 @@ def command(
     ] = False,
     profile: Profile = False,
     restarts: Restarts = 0,
+    verbose: Verbose = False,
 ) -> int:
     """Continue what makes the folder `run`: a run, or a model that is fine-tuned; return the exit status.
 
     A run is started again up to `restarts` times after a fault of the machine: see `outdo.extras.replicas.launch`.
     """
     if holds_run(run):
-        return _resume_run(run, settings or [], Display(), changed=changed, profile=profile, restarts=restarts)
+        display = Display(verbose=verbose)
+        return _resume_run(run, settings or [], display, changed=changed, profile=profile, restarts=restarts)
     run = model_folder(run)
     unfinished = unfinished_folder(run)
     if (problem := why_no_run(run)) and not unfinished.is_dir():
         raise UserError([problem if run.exists() else f"{problem}{nearest_run(run)}"])
     if problem := not_empty(run):  # killed between the last two of its operations, or somebody else's
         raise UserError([f"{problem}, or, if it holds the complete model, remove {unfinished}"])
-    if profile or restarts:
-        raise UserError([f"{run}: --profile and --restarts are for runs of `outdo train`"])
+    if profile or restarts or verbose:
+        raise UserError([f"{run}: --profile, --restarts and --verbose are for runs of `outdo train`"])
     return _resume_training(run, settings or [], Display(), changed=changed)
 
 
 def _resume_run(
     folder: Path, overrides: list[str], display: Display, *, changed: bool, profile: bool, restarts: int
 ) -> int:
-    options = [name for name, given in (("--changed", changed), ("--profile", profile)) if given]
+    options = option_names({"--changed": changed, "--profile": profile, "--verbose": display.verbose})
 
     def run(display: Display, world: World) -> int:
         return resume(folder, overrides, display, changed=changed, profile=profile, world=world)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outdo.cli.arguments import Profile, Restarts, Settings
+from outdo.cli.arguments import Profile, Restarts, Settings, Verbose, option_names
 from outdo.cli.processes import run_in_processes
 from outdo.cli.recipe import free_run_name, probe_machine, prompt_renderer, recipe_of, taken_folder
 from outdo.config.file import load_saved
@@ -31,9 +31,11 @@ def command(
         bool, typer.Option("--resume", help="continue the run if its folder holds one; needs `run`")
     ] = False,
     restarts: Restarts = 0,
+    verbose: Verbose = False,
 ) -> int:
     """Check a recipe, and train by it."""
-    return run_train(settings, Display(), profile=profile, dry_run=dry_run, resume=resume, restarts=restarts)
+    display = Display(verbose=verbose)
+    return run_train(settings, display, profile=profile, dry_run=dry_run, resume=resume, restarts=restarts)
 
 
 def run_train(
@@ -60,16 +62,13 @@ def run_train(
     train = partial(_train, recipe, folder, profile=profile, dry_run=dry_run, resume=resume)
     if dry_run:
         return train(display, ALONE)
-    profiled = ["--profile"] if profile else []
-    for note in replica_notes(given, recipe):
-        display.say(note)
+    options = option_names({"--profile": profile, "--verbose": display.verbose})
     replicas = f"cluster.replicas={recipe.cluster.world_size}"
-    start = ["train", *(settings or []), replicas, f"run={name}", *profiled]
-    start += ["--resume"] * resume
+    start = ["train", *(settings or []), replicas, f"run={name}", *options, *option_names({"--resume": resume})]
 
     def go_on() -> list[str]:
         if holds_run(folder):
-            return ["resume", str(folder), *profiled]
+            return ["resume", str(folder), *options]
         return start
 
     return run_in_processes(recipe, folder, train, display, arguments=start, go_on=go_on, restarts=restarts)
@@ -98,9 +97,10 @@ def _train(
     taken = [] if dry_run else world.from_first(partial(taken_folder, recipe))
     if errors := [*report.errors, *taken]:
         raise UserError(errors)
-    place = [] if dry_run else [f"run folder: {folder}"]
-    for line in [*place, *report.notes, *(f"warning: {warning}" for warning in report.warnings)]:
-        display.say(line)
+    for note in [*replica_notes(recipe), *report.notes]:
+        display.note(note)
+    for warning in report.warnings:
+        display.warn(warning)
     if dry_run:
         from outdo.cli.dry_run import run_dry
 

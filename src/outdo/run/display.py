@@ -10,18 +10,28 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from outdo.run.progress_bar import Count, followed, progress
+from outdo.run.step_line import fitting, legend, step_parts, words_of_evaluation
 from outdo.utils.outcome import EVALUATIONS, left_out
-from outdo.utils.text import between, counted, for_terminal
+from outdo.utils.text import between, for_terminal
 
 Item = TypeVar("Item")
 
+WIDE = 100
+"""Columns of a terminal from which on a bar is drawn beside the numbers of a step."""
+BAR = 12
+"""Its columns."""
+TIME_LEFT = len("99:59:59")
+
 
 class Display:
-    """Prints on `console`; `live` overrides whether it is a terminal with a progress bar."""
+    """Prints on `console`; `live` overrides whether it is a terminal with a progress bar. `verbose` prints notes."""
 
-    def __init__(self, console: Console | None = None, *, live: bool | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, live: bool | None = None, verbose: bool = False) -> None:
         self.console = console or Console()
         self.live = self.console.is_terminal if live is None else live
+        self.verbose = verbose
+        self._notes: list[str] = []
+        self._explained: set[str] = set()
         self._bar: tuple[Progress, TaskID] | None = None
         self._reward: float | None = None
         self._started = (time.monotonic(), 0)
@@ -30,6 +40,27 @@ class Display:
     def say(self, line: str) -> None:
         """Print one line of text as it is, except for control characters."""
         self.console.print(for_terminal(line), markup=False, highlight=False, soft_wrap=True)
+
+    def say_wrapped(self, line: str) -> None:
+        """Print one line of text; on a terminal it is broken between words."""
+        self.console.print(for_terminal(line), markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
+
+    def note(self, line: str) -> None:
+        """Keep a line for the run folder; print it only if the display is `verbose`."""
+        self._notes.append(line)
+        if self.verbose:
+            self.say(line)
+
+    def warn(self, warning: str) -> None:
+        """Print a warning, and keep it with the notes; one that is among them already is not said twice."""
+        if (line := f"warning: {warning}") not in self._notes:
+            self._notes.append(line)
+            self.say(line)
+
+    def take_notes(self) -> list[str]:
+        """Return the notes and warnings since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
 
     @contextmanager
     def steps(self, done: int, total: int, *, rounding: float = math.inf) -> Iterator[None]:
@@ -42,7 +73,8 @@ class Display:
         if not self.live:
             yield
             return
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(12), TextColumn("{task.fields[text]}"))
+        drawn = [BarColumn(BAR)] if self.console.width >= WIDE else []
+        columns = (TextColumn("step"), MofNCompleteColumn(), *drawn, TextColumn("{task.fields[text]}"))
         with Progress(*columns, TimeRemainingColumn(compact=True), console=self.console) as bar:
             self._bar = (bar, bar.add_task("", total=total, completed=done, text=""))
             try:
@@ -72,11 +104,25 @@ class Display:
             yield from bar.track(items, total=total, description=what)
 
     def step(self, index: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Print the line of a step."""
+        """Print the line of a step; before it, what each of its words means that no line had before."""
         is_first = index == self._started[1] + 1
-        text = self._line(metrics, explained=self._rounding if is_first else math.inf)
+        parts = step_parts(metrics, last_reward=self._reward, rounding=self._rounding if is_first else math.inf)
         self._reward = metrics.get("reward", self._reward)
-        self.advance(index, total, text)
+        if self.live:
+            parts = fitting(parts, self._room(total))
+        self._explain(f"step {index}", [part.word for part in parts])
+        self.advance(index, total, "  ".join(part.text for part in parts))
+
+    def _explain(self, where: str, words: Iterable[str]) -> None:
+        """Print what those words of the line of a step or an evaluation mean that were not explained yet."""
+        if new := [word for word in words if word not in self._explained]:
+            self._explained |= {*new}
+            self.say_wrapped(f"in the line of {where}: {legend(new)}")
+
+    def _room(self, total: int) -> int:
+        """Return how many characters the bar of the steps leaves for their numbers."""
+        columns = ["step", f"{total}/{total}", *([" " * BAR] if self.console.width >= WIDE else []), " " * TIME_LEFT]
+        return self.console.width - sum(len(column) + 1 for column in columns)
 
     def advance(self, index: int, total: int, text: str) -> None:
         """Show that a step has ended and a text about it, beside the bar of `steps` or on a line with the time left."""
@@ -91,7 +137,8 @@ class Display:
     def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
         """Print the shares of right answers of an evaluation, or its mean rewards, with their confidence intervals.
 
-        The sets that have names follow, each with the same numbers.
+        Before them is what each of their words means that no line had before. The sets that have names follow, each
+        with the same numbers.
         """
         self._evaluated(f"after step {step}", numbers)
         for name in (each.removesuffix("/questions") for each in numbers if each.endswith("/questions")):
@@ -103,50 +150,12 @@ class Display:
     def _evaluated(self, when: str, numbers: Mapping[str, float]) -> None:
         shares = [line for kind in EVALUATIONS if (line := _share_line(kind, numbers))]
         rewards = [line for kind in EVALUATIONS if (line := _rewards_line(kind, numbers))]
+        if shares or rewards:
+            self._explain("an evaluation", words_of_evaluation([*shares, *rewards]))
         if shares:
             self.say(f"held-out questions right {when}: " + ", ".join(shares))
         if rewards:
             self.say(f"held-out reward {when}: " + ", ".join(rewards))
-
-    def _line(self, metrics: Mapping[str, float], *, explained: float) -> str:
-        parts = self._outcome(metrics)
-        mismatch = metrics.get("sampling/sampling_logp_difference/max", 0.0)
-        if mismatch > explained:
-            parts.append(f"sampler and trainer differ by {mismatch:.2g} nats")
-        if "sampling/corrected" in metrics:
-            corrected = metrics["sampling/corrected"] * metrics["num_trained_tokens"]
-            parts.append(f"corrected {counted(round(corrected), 'token')}")
-        if not self.live:  # a progress bar must fit into 80 columns
-            parts.append(f"length {metrics['completions/mean_length']:.0f}")
-        if metrics["completions/clipped_ratio"]:
-            parts.append(f"truncated {metrics['completions/clipped_ratio']:.0%}")
-        if metrics.get("updates/refused"):
-            parts.append("update refused: not finite")
-        failures = sum(value for name, value in metrics.items() if name.startswith("reward_status/"))
-        if failures:
-            parts.append(f"{failures:.0f} without a reward")
-        if metrics.get("num_without_verdict"):
-            parts.append(f"{metrics['num_without_verdict']:.0f} without a verdict")
-        speed = [] if self.live and "moved_right_way" in metrics else [f"{metrics['tokens_per_second']:,.0f} tokens/s"]
-        return "  ".join([*parts, *speed])
-
-    def _outcome(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return whether the tokens moved as they were pushed, then the rewards, or why there are none."""
-        moved = [f"moved as intended {metrics['moved_right_way']:.0%}"] if "moved_right_way" in metrics else []
-        if "reward" not in metrics:
-            dropped = metrics.get("dynamic_sampling/dropped", 0) > 0
-            return [*moved, "no group has an advantage" if dropped else "no answer has a reward"]
-        change = "" if self._reward is None else f" ({metrics['reward'] - self._reward:+.3f})"
-        right = [f"right {metrics['right']:.0%}"] if "right" in metrics else []
-        differ = [] if self.live else _spread(metrics)
-        return [*moved, f"reward {metrics['reward']:.3f}{change}", *right, *differ]
-
-
-def _spread(metrics: Mapping[str, float]) -> list[str]:
-    """Return in how many groups rewards differ, and how many have an advantage if these are not the same number."""
-    differ, taught = 1 - metrics["frac_reward_zero_std"], 1 - metrics["frac_zero_advantage"]
-    same = math.isclose(differ, taught, abs_tol=0.005)
-    return [f"rewards differ {differ:.0%}", *([] if same else [f"with an advantage {taught:.0%}"])]
 
 
 def _share_line(kind: str, numbers: Mapping[str, float]) -> str:

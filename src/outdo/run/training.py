@@ -33,6 +33,7 @@ from outdo.run.folder.run_folder import RunFolder
 from outdo.run.interrupt import Interrupted, StopSignals, stop_requested
 from outdo.run.metrics.metrics import step_metrics
 from outdo.run.metrics.mismatch import correction_metrics
+from outdo.run.opening import announce
 from outdo.run.watchers import open_watchers
 from outdo.types import Sampled, Step
 from outdo.utils.atomic import write_json_atomically
@@ -89,8 +90,6 @@ def run_to_end(
     `until` closes what watches the run, when its folder is no longer locked. `changes` are the differences from the run
     that was saved, for the history of the run folder.
     """
-    for line in run.first_lines:
-        display.say(line)
     folder.forget_failure()
     if done := completion(run.recipe, progress, folder.path):
         run.close()
@@ -101,6 +100,7 @@ def run_to_end(
     else:
         check_free_space(folder, run, progress.step)
         describe_run(folder, run, progress.step, changes)
+        announce(folder, run, progress.step, display)
         progress.version = run.models.version
         status = _run_steps(folder, run, progress, display)
     for watcher in run.watchers if status == 0 else ():

@@ -72,7 +72,7 @@ from outdo.utils.world import ALONE, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The objects of a run. `notes` are lines about what was chosen for it."""
+    """The objects of a run."""
 
     recipe: Recipe  # every setting that was left to outdo is filled in
     world: World  # the processes of the run
@@ -93,17 +93,12 @@ class Run:
     online_reward_models: Sequence[LearningReward]  # reward models that keep learning during the run
     watchers: Sequence[Watcher]  # what watches the steps: the record, trackers ...
     identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what was chosen for the run, and why
+    warnings: tuple[str, ...]  # what makes it slow, and which questions it does not use
 
     def __post_init__(self) -> None:
         for watcher in self.watchers:
             watcher.attach(self.recipe, self.models, self.advantage, self.objective, self.prompts)
-
-    @property
-    def first_lines(self) -> list[str]:
-        """What the user should read before the run starts: the notes, and warnings of what makes it slow."""
-        warnings = fallback_warnings(self.models.policy.forward, choice_of(self.engine))
-        return [*self.notes, *(f"warning: {each}" for each in warnings)]
 
     @property
     def is_divided(self) -> bool:
@@ -158,7 +153,7 @@ def build_run(
     with display.working(f"loading {model or recipe.model}"):
         policy, recipe = _policy(recipe, facts, world)
     recipe, memory_notes = _resolve_micro_batch(recipe, policy, requires, world)
-    prompts, held_out, data_notes = build_prompts(recipe, questions, policy, display)
+    prompts, held_out, left_out = build_prompts(recipe, questions, policy, display)
     engine, first_replica = open_engine_of_run(recipe, policy, world)
     routes, routing_notes = replays_routes(engine, policy.forward)
     asked = reward if first_replica else asked_together(reward, world)
@@ -193,8 +188,8 @@ def build_run(
             *routing_notes,
             *environment_notes(recipe.environment),
             *memory_notes,
-            *data_notes,
         ),
+        warnings=(*fallback_warnings(policy.forward, choice_of(engine)), *left_out),
     )
 
 

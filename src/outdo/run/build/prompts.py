@@ -37,8 +37,8 @@ def with_date_of_template(recipe: Recipe, policy: Policy, world: World) -> Recip
 def build_prompts(
     recipe: Recipe, questions: Questions, policy: Policy, display: Display
 ) -> tuple[Prompts[Prompt], Sequence[Prompt], list[str]]:
-    """Tokenise the questions; return those to train on, those held out, and notes on those that are too long."""
-    data, notes, tools = recipe.data, [], tools_of(recipe.environment)
+    """Tokenise the questions; return those to train on, those held out, and warnings of those that are too long."""
+    data, warnings, tools = recipe.data, [], tools_of(recipe.environment)
     longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
 
     def tokenised(kind: str, rows: Sequence[Question]) -> Sequence[Prompt]:
@@ -58,7 +58,7 @@ def build_prompts(
         else:
             prompts = tokenise(rows, policy.tokenizer, **how)
         if left_out := len(rows) - len(prompts):
-            notes.append(
+            warnings.append(
                 f"left out: {left_out:,} of {counted(len(rows), f'{kind} question')}, longer than {longest} tokens"
             )
         return prompts
@@ -66,7 +66,7 @@ def build_prompts(
     train = tokenised("training", questions.train)
     held_out = tokenised("held-out", questions.evaluated(recipe.eval.rows))
     how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
-    return in_batches(train, questions, **how), held_out, notes
+    return in_batches(train, questions, **how), held_out, warnings
 
 
 def _track(display: Display, kind: str, questions: Sequence[Question]) -> Iterable[Question]:

@@ -8,6 +8,7 @@ from outdo.run.folder.run_folder import read_metrics
 WRITTEN = (
     "recipe.toml",
     "environment.json",
+    "start.txt",
     "metrics.jsonl",
     "summary.json",
     "failure.json",

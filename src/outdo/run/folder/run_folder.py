@@ -3,6 +3,7 @@
 recipe.toml         the resolved recipe             tokens/         what happened to every token
 environment.json    versions, seed, command         checkpoints/    see `outdo.run.checkpoints.checkpoint`
 history.jsonl       the same for each start         summary.json    before and after
+start.txt           the notes before each start
 metrics.jsonl       one JSON object for each step   report.html     the page
 lock                the process that runs here      failure.json    the error that ended the run
 held_out/           the answers of each evaluation
@@ -42,6 +43,7 @@ class RunFolder:
         self.recipe = path / "recipe.toml"
         self.environment = path / "environment.json"
         self.history = path / "history.jsonl"
+        self.start = path / "start.txt"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
@@ -65,8 +67,8 @@ class RunFolder:
 
     def _check_files(self) -> None:
         """Raise `RunFolderError` if a file of the folder is a pipe, whose reading may never end, or a device."""
-        files = (self.recipe, self.environment, self.history, self.metrics, self.summary, self.failure)
-        files += (self.path / "lock",)
+        files = (self.recipe, self.environment, self.history, self.start, self.metrics, self.summary)
+        files += (self.failure, self.path / "lock")
         if other := [str(file) for file in files if file.exists() and not file.is_file()]:
             raise RunFolderError(f"{', '.join(other)}: expected a file, and this is a folder, a pipe or a device")
 
@@ -115,6 +117,14 @@ class RunFolder:
             _append_line(self.history, entry)
         except OSError as error:
             raise RunFolderError(f"{self.history}: cannot be written: {error.strerror}") from error
+
+    def append_start(self, step: int, lines: Sequence[str]) -> None:
+        """Append to `start.txt` what a start of the run says before the step after `step`; a blank line ends it."""
+        text = "\n".join([f"{timestamp()}, before step {step + 1}", *map(redact, lines), "", ""])
+        try:
+            _append(self.start, text.encode())
+        except OSError as error:
+            raise RunFolderError(f"{self.start}: cannot be written: {error.strerror}") from error
 
     def keep_failure(self, error: BaseException) -> None:
         """Write the error that ends the run to `failure.json`. Raises `RunFolderError` if the disk refuses."""
@@ -238,10 +248,13 @@ def _step_of(line: bytes) -> int:
 
 
 def _append_line(path: Path, record: Mapping[str, Any]) -> None:
-    line = json.dumps(atomic.finite(record)).encode() + b"\n"
+    _append(path, json.dumps(atomic.finite(record)).encode() + b"\n")
+
+
+def _append(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        _append_or_undo(descriptor, line)
+        _append_or_undo(descriptor, content)
     finally:
         os.close(descriptor)
 
