@@ -244,6 +244,16 @@ def test_held_out_rewards_are_compared_where_right_is_not_defined() -> None:
     assert "to -0.8 (no spread)" in fell.text
 
 
+def test_a_held_out_mean_reward_that_fell_is_told_where_the_share_of_right_answers_did_not() -> None:
+    """As the page does: its first sentence is then "The reward fell"."""
+    right = {"eval/greedy": 0.2, "eval/greedy_low": 0.1, "eval/greedy_high": 0.3}
+    name = "eval/greedy_reward"
+    ends = [right | {name: mean, f"{name}_low": mean - 0.1, f"{name}_high": mean + 0.1} for mean in (0.8, 0.4)]
+    (fell,) = found_by("accuracy_fell", steps((1, ends[0]), (5, {}), (1, ends[1])))
+    assert fell.text.startswith("the held-out mean reward of the greedy answers fell from 0.8 (0.7 to 0.9) (step 1) to")
+    assert fell.metric == "eval/greedy_reward"
+
+
 def one_question(*rewards: float) -> list[dict[str, Any]]:
     """Evaluations on one question: the interval of their mean reward has no width."""
     ends = ("eval/greedy_reward", "eval/greedy_reward_low", "eval/greedy_reward_high")

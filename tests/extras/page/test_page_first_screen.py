@@ -32,7 +32,7 @@ def test_the_first_screen_answers_whether_training_helped(opened: Page, small_ru
     answer = by_test_id(opened, "tile").first
     expect(by_test_id(opened, "lead")).to_be_in_viewport()
     expect(answer).to_be_in_viewport()
-    expect(by_test_id(opened, "lead")).to_contain_text(re.compile(r"^(Yes|No, it got worse|Not certain yet)\."))
+    expect(by_test_id(opened, "lead")).to_contain_text(re.compile(r"^(Yes|No, it got worse|Not certain)\."))
     shown = answer.locator(".way").inner_text().split("→")
     for text, line in zip(shown, lines, strict=True):
         assert nearly_equal(number(text.strip()), 100 * line["eval/greedy"], 3)
@@ -69,7 +69,7 @@ def test_what_is_known_of_right_answers_is_read_in_the_metrics(page: Page, page_
     run = changed(tmp_path / "rewards", without_verdicts)
     (run / "summary.json").unlink()
     open_page(page, page_of(run))
-    expect(by_test_id(page, "lead")).to_contain_text("No held-out answer of this run has a verdict, so it is not known")
+    expect(by_test_id(page, "lead")).to_contain_text("No held-out answer was judged right or wrong, so it is not known")
 
 
 def test_a_reward_that_fell_is_not_said_to_have_risen(page: Page, page_of, tmp_path: Path):
@@ -84,7 +84,7 @@ def test_a_reward_that_fell_is_not_said_to_have_risen(page: Page, page_of, tmp_p
     run = changed(tmp_path / "fell", falls)
     (run / "summary.json").unlink()
     open_page(page, page_of(run))
-    expect(by_test_id(page, "lead")).to_contain_text("The mean reward in training changed from 0.9 to 0.4")
+    expect(by_test_id(page, "lead")).to_contain_text("The mean reward in training went from 0.9 to 0.4")
     expect(by_test_id(page, "lead")).not_to_contain_text("The reward rose")
 
 
@@ -128,7 +128,9 @@ def test_without_a_verdict_nothing_is_called_right(page: Page, page_of: Callable
         files.write(folder, step, table.set_column(place, "right", nulls))
     open_page(page, page_of(folder))
     expect(by_test_id(page, "lead")).to_contain_text("The mean reward of held-out answers is 0.82 after step 6")
-    expect(by_test_id(page, "lead")).to_contain_text("No answer of this run has a verdict, so it is not known")
+    expect(by_test_id(page, "lead")).to_contain_text(
+        "No rule of this run says which answers are right (eval.right), so it is not known"
+    )
     expect(by_test_id(page, "lead")).to_contain_text("The reward rose.")
     expect(by_test_id(page, "lead")).not_to_contain_text("Yes")
     expect(page.locator("#groups")).to_contain_text("rewards differ")
@@ -162,7 +164,7 @@ def test_without_an_interval_with_a_width_nothing_is_certain(
     run = changed(tmp_path / "one", one_question)
     (run / "summary.json").unlink()
     open_page(page, page_of(run))
-    expect(by_test_id(page, "lead")).to_contain_text(re.compile(r"^Not certain yet\..* No 95\s% interval is known\."))
+    expect(by_test_id(page, "lead")).to_contain_text(re.compile(r"^Not certain\..* No 95\s% interval is known\."))
     expect(by_test_id(page, "lead")).not_to_contain_text("overlap")
 
 

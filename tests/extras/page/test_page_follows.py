@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from browser import by_test_id, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
+from run_courses import COURSES, write_course
 from run_folders import add_step, start_run
 from test_held_out import answers, record
 
@@ -30,7 +31,7 @@ def begun(folder: Path, *, steps: int = 3) -> Path:
 
 
 @contextmanager
-def followed(browser: Browser, *runs: Path) -> Iterator[Page]:
+def followed(browser: Browser, *runs: Path, shows: str = "token") -> Iterator[Page]:
     """The page of `runs`, served and open. In the end nothing was wrong: no request was answered with an error."""
     token = secrets.token_urlsafe(8)
     server = uvicorn.Server(uvicorn.Config("", host="127.0.0.1", port=0, log_level="critical", ws="none"))
@@ -44,7 +45,7 @@ def followed(browser: Browser, *runs: Path) -> Iterator[Page]:
     try:
         with watched_page(browser, allowed=url) as page:
             page.goto(f"{url}?token={token}")
-            by_test_id(page, "token").first.wait_for()
+            by_test_id(page, shows).first.wait_for()
             yield page
     finally:
         server.should_exit = True
@@ -58,6 +59,19 @@ def back_to(folder: Path, step: int) -> None:
     path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
     for later in range(step + 1, STEPS + 1):
         (folder / "tokens" / f"step_{later:06d}.parquet").unlink(missing_ok=True)
+
+
+def test_a_page_that_is_opened_at_the_start_tells_what_was_before_the_first_step_and_shows_a_hack(
+    browser: Browser, tmp_path: Path
+):
+    run = start_run(tmp_path / "run", steps=STEPS)
+    with followed(browser, run, shows="run-state") as page:
+        write_course(run, COURSES["hacked"], rule=True, held_out=True)
+        lead = by_test_id(page, "lead")
+        expect(lead).to_contain_text("The share of right held-out answers went from 21.9\u00a0% to 100\u00a0%")
+        expect(by_test_id(page, "examples")).to_have_count(0)
+        record(run, {20: answers("rrrr")})
+        expect(by_test_id(page, "examples").locator("li")).to_have_count(1)
 
 
 @pytest.mark.release

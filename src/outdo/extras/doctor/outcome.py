@@ -87,17 +87,19 @@ def accuracy_fell(run: RunMetrics) -> Iterator[Finding]:
     """Report that the held-out result fell, whether the training reward rose or not.
 
     It does so only if the confidence intervals do not overlap, because the best of several evaluations is partly luck.
+    The mean reward is reported where it fell and the share of right answers did not.
     """
     for kind, metric in _measured(run):
-        tests = _evaluations(run, metric)
-        best, last = max(tests, key=lambda line: line[metric]), tests[-1]
-        if not _fell(best, last, metric):
+        numbers = (name for _, name in ((kind, metric), *_graded(run, kind, metric)))
+        metric = next((name for name in numbers if _fell(*_best_and_last(run, name), name)), None)
+        if metric is None:
             continue
-        why, do = _why_it_fell(run, best, last, is_first=best is tests[0])
+        best, last = _best_and_last(run, metric)
+        why, do = _why_it_fell(run, best, last, is_first=best is _evaluations(run, metric)[0])
         better = "; an earlier checkpoint is better (outdo export --best)" if best["step"] > 0 else ""
         yield run.span(metric, last["step"]).finding(
             "warning",
-            f"the held-out result of the {kind} answers fell from {_with_interval(best, metric)} (step "
+            f"the held-out {_named(metric)} of the {kind} answers fell from {_with_interval(best, metric)} (step "
             f"{best['step']}) to {_with_interval(last, metric)}{why}.",
             f"{do}{better}.",
         )
@@ -115,6 +117,15 @@ def _why_it_fell(run: RunMetrics, best: Metrics, last: Metrics, *, is_first: boo
         rose = f"the training reward rose from {before.mean:.3g} to {after.mean:.3g}"
         return f", while {rose}: what pays in training does not help there", "Read the best groups"
     return ", and the reward did not rise: training makes the policy worse", "Lower optim.lr"
+
+
+def _named(metric: str) -> str:
+    return "mean reward" if metric.endswith("_reward") else "result"
+
+
+def _best_and_last(run: RunMetrics, metric: str) -> tuple[Metrics, Metrics]:
+    tests = _evaluations(run, metric)
+    return max(tests, key=lambda line: line[metric]), tests[-1]
 
 
 def _fell(best: Metrics, last: Metrics, metric: str) -> bool:

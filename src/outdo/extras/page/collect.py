@@ -49,6 +49,9 @@ PAGE_BYTES = 7_700_000
 MOST_CURVES = 1_000
 """The maximum number of metrics of a run; a run has about a hundred."""
 
+BEFORE_ALL = -1
+"""A step before all others: step 0 is the evaluation before the first step."""
+
 LONGEST_NAME = 200
 """The maximum number of characters in the name of a metric."""
 
@@ -91,7 +94,7 @@ def collect_run(folder: Path, view: View = DEFAULT_VIEW) -> PageData:
     moved_most = leverage["moved_most"] if leverage else None
     comparison = view.comparison
     rest = {
-        **run_data.to_dict(after=-1, size=view.total // 6),
+        **run_data.to_dict(after=BEFORE_ALL, size=view.total // 6),
         "about": _description(folder, run_data, recorded),
         "recorded": recorded,
         "compared": {"step": comparison.step, "a": comparison.a, "b": comparison.b} if comparison else None,
@@ -175,8 +178,7 @@ def _leading_steps(recorded: Sequence[int], run_data: "RunData", view: View, mov
 class RunData:
     """The metrics of a run (numbers only, sorted by step), its findings, and what was left out.
 
-    `refresh` reads what is new. Step 0 is the evaluation before the first step; it is known if the run has ended and
-    wrote `summary.json`.
+    `refresh` reads what is new. Step 0 is the evaluation before the first step, which is in `summary.json`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -185,6 +187,7 @@ class RunData:
         self._diagnosed: Any = None
         self.findings: list[dict[str, Any]] = []
         self.reward_parts: list[dict[str, Any]] = []
+        self.ends: dict[str, list[float]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -197,11 +200,15 @@ class RunData:
         self.environment = run_files.table(folder, "environment.json", self.add_warning)
         before = {"before": _numbers(_subtable(self.summary, "before"))}
         self.metrics = [*run_files.with_initial_evaluation([steps[step] for step in sorted(steps)], before)]
-        state = (int(math.log(1 + len(self.metrics), 1.02)), self.summary, self.recipe)
-        if not_there := missing_extra(DIAGNOSIS, "the diagnosis"):
+        not_there = missing_extra(DIAGNOSIS, "the diagnosis")
+        if not_there:
             self.add_warning(not_there)
-        elif state != self._diagnosed:
-            self._diagnosed = state
+        state = (int(math.log(1 + len(self.metrics), 1.02)), self.summary, self.recipe)
+        if state == self._diagnosed:
+            return
+        self._diagnosed = state
+        self.ends = ends_of(self.metrics)
+        if not not_there:
             self.findings, parts = load_extra(DIAGNOSIS, "the diagnosis")(self.metrics, self.recipe)
             self.reward_parts = [part for part in parts[:MOST_CURVES] if len(part["name"]) <= LONGEST_NAME]
 
@@ -236,12 +243,34 @@ class RunData:
             "name": redacted(self.folder.resolve().name),
             "alive": is_alive(self.folder),
             "state": str(run_state(self.folder)),
+            "ends": _of_names(self.ends, names),
             "metrics": {"steps": [some[-1]["step"] for some in bins], "values": values},
             "words": _glossary_texts(names),
             "findings": self.all_findings,
             "reward_parts": self.reward_parts,
             "examples": self.examples,
         }
+
+
+def ends_of(lines: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return for each metric the means of its first and of its last values, and how many: a fifth, 1 to 10.
+
+    In a run of 15 steps or more these are the ends that the doctor compares (`RunMetrics.first_and_last`).
+    """
+    columns: dict[str, list[float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            columns.setdefault(name, []).append(value)
+    ends: dict[str, list[float]] = {}
+    for name, values in columns.items():
+        few = max(1, min(10, len(values) // 5))
+        means = (sum(value / few for value in some) for some in (values[:few], values[-few:]))
+        ends[name] = [*(float(f"{mean:.6g}") for mean in means), few]
+    return ends
+
+
+def _of_names(table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: table[name] for name in names if name in table}
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Serve the page on this machine while its run goes on.
 
     GET /?token=T                   the page
-    GET /data?token=T&after=40      what is new since step 40 (`collect.metrics_since`)
+    GET /data?token=T&after=40      what is new since step 40 (`collect.metrics_since`); without `after`, everything
     GET /step/40?token=T            the tokens of a step (`collect.step_tokens`)
     GET /held_out?token=T           the answers of the evaluations (`held_out.held_out_data`)
 
@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outdo.extras.page.collect import DEFAULT_VIEW, RunData, View, metrics_since, step_tokens
+from outdo.extras.page.collect import BEFORE_ALL, DEFAULT_VIEW, RunData, View, metrics_since, step_tokens
 from outdo.extras.page.held_out import held_out_data
 from outdo.extras.page.html import render_page, security_policy
 from outdo.extras.page.runs import collect_runs
@@ -48,7 +48,7 @@ def app(runs: Sequence[Path], *, port: int, token: str, view: View = DEFAULT_VIE
 
     def respond(request: Request) -> Response:
         run = _number(request.query_params.get("run", "0"))
-        after = _number(request.query_params.get("after", "0"))
+        after = _after(request)
         if run is None or run >= len(runs) or after is None:
             return PlainTextResponse("run and after must be numbers, and the run must exist", 400)
         match request.scope["path"].split("/"):
@@ -122,6 +122,12 @@ def _error_response(request: Request, port: int, token: str) -> Response | None:
             403,
         )
     return None
+
+
+def _after(request: Request) -> int | None:
+    """Return the step after which the news begin, by default before all; None if it is no number."""
+    text = request.query_params.get("after")
+    return BEFORE_ALL if text is None else _number(text)
 
 
 def _number(text: str) -> int | None:

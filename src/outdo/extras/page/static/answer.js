@@ -38,31 +38,30 @@ function evaluated(run, metric) {
   return found.length > 1 ? { first: found[0], last: found.at(-1) } : null;
 }
 
-/** Return the means of the first and of the last tenth of a run's values. */
-function summary(run, metric) {
-  const values = (run.metrics.values[metric] ?? []).filter(known);
-  if (!values.length) return null;
-  const few = Math.max(1, Math.floor(values.length / 10));
-  return [mean(values.slice(0, few)), mean(values.slice(-few))];
+/** Return the means of the first and of the last values of a run, and of how many; null if there are none. */
+const summary = (run, metric) => run.ends[metric] ?? null;
+
+/** Return such means of all sampled answers: dynamic sampling chooses the groups of which `reward` is the mean. */
+const ofAllSampled = (run, metric) => summary(run, `dynamic_sampling/${metric}`) ?? summary(run, metric);
+
+const hasFinding = (run, rule) => run.findings.some((finding) => finding.rule === rule);
+
+/** Answer whether the mean reward in training rose by more than chance, as the doctor does. */
+function trainingVerdict(run) {
+  if (hasFinding(run, 'reward_rose')) return 'Yes.';
+  return hasFinding(run, 'reward_fell') ? 'No, it got worse.' : UNDECIDED;
 }
 
-/** Return the mean reward of the policy: dynamic sampling chooses the groups of which `reward` is the mean. */
-function meanReward(run) {
-  const ofAll = 'dynamic_sampling/reward';
-  return summary(run, run.metrics.values[ofAll] ? ofAll : 'reward');
-}
-
-/** Return whether the held-out mean reward rose, or that in training if the former is not known. */
-function rewardRose(run) {
-  const made = EVALUATIONS.filter(([metric]) => !isAccuracy(metric)).map(([metric]) => evaluated(run, metric));
-  const ends = made.find(Boolean),
-    [first, last] = ends ? [ends.first.value, ends.last.value] : (meanReward(run) ?? [0, 0]);
-  return last > first;
+/** Answer whether more reward is earned: by held-out answers if they decide it, else in training. */
+function rewardVerdict(run) {
+  const found = decisive(run),
+    word = found ? verdict(found.ends) : UNDECIDED;
+  return word === UNDECIDED ? trainingVerdict(run) : word;
 }
 
 const when = ({ step }) => (step === 0 ? 'before the first step' : `after step ${step}`);
 
-const UNDECIDED = 'Not certain yet.';
+const UNDECIDED = 'Not certain.';
 
 /** Return whether the intervals are known: without any width, as those of a single question, they say nothing. */
 function haveIntervals({ first, last }) {
@@ -80,7 +79,9 @@ function verdict({ first, last }) {
 
 /** Return why the verdict is not certain. */
 const doubtAbout = (ends) =>
-  haveIntervals(ends) ? 'The 95\u00a0% intervals overlap.' : 'No 95\u00a0% interval is known.';
+  haveIntervals(ends)
+    ? 'The 95\u00a0% intervals overlap: use more questions (eval.rows) to be certain.'
+    : 'No 95\u00a0% interval is known.';
 
 // A higher reward is no proof of better answers: without verdicts, the answer is about the reward alone.
 const OF_REWARDS = {
@@ -111,64 +112,94 @@ function decisive(run) {
 /** Return the first warning of the doctor about the run: what it says puts a good result in doubt. */
 const firstWarning = (run) => run.findings.find(({ level, cause }) => level === 'warning' && !cause);
 
-/** Return what such answers do, in a few words that begin "the answers": null if no finding says so. */
-function doubtOf(run) {
+/** Return the warning that the first sentence says: answers earn the reward without what is asked. Else null. */
+function hackOf(run) {
   const found = run.findings.find(({ is_hack, level, cause }) => is_hack && level === 'warning' && !cause);
-  return found ? plainText(found.text).split(': ')[0] : null;
+  return found && rewardVerdict(run) !== 'No, it got worse.' ? found : null;
+}
+
+/** Return what such answers do, in a few words that begin "the answers", and the rest of the warning. */
+function inTwo({ text }) {
+  const [said, ...how] = plainText(text).split(': ');
+  return [said, how.join(': ')];
 }
 
 /** Show two held-out answers of such a run. */
 function Examples({ run }) {
-  if (!doubtOf(run) || !run.examples?.length) return null;
+  if (!hackOf(run) || !run.examples?.length) return null;
   return html`<ul class="examples" data-test="examples">${run.examples.map(
     ([question, answer]) => html`<li><bdi class="quiet">${oneLine(question, 160)}</bdi>
       <bdi>${oneLine(answer, 240) || '(an empty answer)'}</bdi></li>`,
   )}</ul>`;
 }
 
+const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 function Doubt({ run }) {
   const warning = firstWarning(run);
   if (!warning || warning.rule === 'watched_reward_fell') return null; // the sentence about the rewards says it
-  const [said, ...how] = plainText(warning.text).split(': '),
-    text = warning.is_hack ? how.join(': ') : [said, ...how].join(': '); // the lead has said it
+  const text = warning === hackOf(run) ? inTwo(warning)[1] : plainText(warning.text);
   return html`<p class="note" data-test="doubt"><span aria-hidden="true">▲ </span><b>First read this warning:</b>
-    ${' '}${text.charAt(0).toUpperCase() + text.slice(1)}</p>`;
+    ${' '}${capitalised(text)}</p>`;
 }
 
-/** Say what is known of right answers where the mean reward answers. */
+/** Say what is known of right answers where the mean reward of held-out answers is told. */
 function ofRight(run) {
   const [metric] = evaluationsOf([run])[0];
   if (isAccuracy(metric)) {
     const { first, last } = evaluated(run, metric);
     return `The share of right answers is ${percent(last.value)}; it was ${percent(first.value)}, which may be chance.`;
   }
-  const judged = (run.metrics.values.right ?? []).some(known);
-  const who = judged ? 'No held-out answer' : 'No answer';
-  return `${who} of this run has a verdict, so it is not known whether more of them are right.`;
+  const judged = ofAllSampled(run, 'right');
+  const why = judged ? 'No held-out answer was judged right or wrong' : NO_RULE;
+  return `${why}, so it is not known whether more of them are right.`;
+}
+
+const NO_RULE = 'No rule of this run says which answers are right (eval.right)';
+
+/** Say how the answers in training changed. */
+function ofTraining(run) {
+  const [reward, right] = ['reward', 'right'].map((metric) => ofAllSampled(run, metric));
+  if (!reward) return null;
+  const way = ([first, last], form) => html`from <b>${form(first)}</b> to <b>${form(last)}</b>`;
+  return html`The mean reward in training went ${way(reward, figure)}${right
+    ? html`, and the share of right answers ${way(right, percent)}.`
+    : html`. <span class="quiet">${NO_RULE}.</span>`}`;
+}
+
+/** Say first that the reward is earned without what is asked, then what the run would look like without that. */
+function HackLead({ run, hack }) {
+  const found = decisive(run),
+    [said] = inTwo(hack);
+  return html`<p class="lead" data-test="lead"><b>${rewardVerdict(run) === 'Yes.'
+      ? `The reward rose, and ${said}.`
+      : `${capitalised(said)}.`}</b>${' '}
+    <span class="quiet">${found ? `${isAccuracy(found.metric) ? 'The share of right' : 'The mean reward of'}
+      held-out answers went from ${percentOr(found, 'first')} to ${percentOr(found, 'last')}.` : ofTraining(run)}
+    </span></p>`;
 }
 
 function Lead({ run }) {
   const found = decisive(run),
-    doubt = doubtOf(run);
-  if (doubt && rewardRose(run)) return html`<p class="lead" data-test="lead"><b>The reward rose, and ${doubt}.</b>${' '}
-    ${found && html`<span class="quiet">${isAccuracy(found.metric) ? 'The share of right' : 'The mean reward of'}
-      ${' '}held-out answers went from ${percentOr(found, 'first')} to ${percentOr(found, 'last')}.</span>`}</p>`;
+    hack = hackOf(run),
+    yet = (word) => (run.alive && word === UNDECIDED ? 'Not certain yet.' : word);
+  if (hack) return html`<${HackLead} run=${run} hack=${hack} />`;
   if (!found) {
-    const reward = meanReward(run);
-    return reward && html`<p class="lead" data-test="lead">The run has fewer than two evaluations on held-out
-      questions. The mean reward in training changed from
-      ${' '}<b>${figure(reward[0])}</b> to <b>${figure(reward[1])}</b>.</p>`;
+    const word = trainingVerdict(run),
+      training = ofTraining(run);
+    return training && html`<p class="lead" data-test="lead"><b>${yet(OF_REWARDS[word] ?? word)}</b> ${training}
+      ${' '}<span class="quiet">The run has fewer than two evaluations on held-out questions.</span></p>`;
   }
   const { metric, answers, ends } = found,
     word = answerOf(metric, ends),
     kind = answers.replace(' answers', '');
   const why = word === UNDECIDED && ` ${doubtAbout(ends)}`;
   if (!isAccuracy(metric))
-    return html`<p class="lead" data-test="lead"><b>${word}</b> The mean reward of held-out answers
+    return html`<p class="lead" data-test="lead"><b>${yet(word)}</b> The mean reward of held-out answers
       ${' '}is <b>${figure(ends.last.value)}</b> ${when(ends.last)}; ${when(ends.first)} it was
       ${' '}<b>${figure(ends.first.value)}</b> (${kind}).${why}
       ${' '}<span class="quiet">${ofRight(run)}</span></p>`;
-  return html`<p class="lead" data-test="lead"><b>${word}</b> The policy answers
+  return html`<p class="lead" data-test="lead"><b>${yet(word)}</b> The policy answers
     ${' '}<b>${percent(ends.last.value)}</b> of the held-out questions correctly ${when(ends.last)};
     ${' '}${when(ends.first)} it was <b>${percent(ends.first.value)}</b> (${kind}).${why}</p>`;
 }
@@ -215,6 +246,9 @@ function movedAsPushed(run) {
   return shares.length ? { share: mean(shares), steps: shares.length, tokens } : null;
 }
 
+const endsText = ([, , few]) =>
+  few > 1 ? `means of the first and the last ${few} steps` : 'the first and the last step';
+
 /** Answer for one run: in a sentence, then with one tile per quantity. */
 function Answer({ run }) {
   const evaluations = evaluationsOf([run]).map(([metric, title, detail]) => {
@@ -225,7 +259,7 @@ function Answer({ run }) {
       ${isAccuracy(metric) && html`<${Intervals} first=${first} last=${last} />`}
       <${LeftOut} metric=${metric} evaluation=${first} /><${LeftOut} metric=${metric} evaluation=${last} /><//>`;
   });
-  const reward = meanReward(run),
+  const reward = ofAllSampled(run, 'reward'),
     moved = movedAsPushed(run);
   return html`<${Lead} run=${run} /><${RewardParts} run=${run} /><${Doubt} run=${run} /><${Examples} run=${run} />
     <div class="tiles">${evaluations}
@@ -236,5 +270,5 @@ function Answer({ run }) {
       ${reward && html`<${Tile} title="Mean reward"
         detail=${html`in training <${Role} metric="reward" runs=${[run]} />`}>
         <${Way} from=${reward[0]} to=${reward[1]} form=${figure} />
-        <p class="said quiet">means of the first and the last tenth of the steps</p><//>`}</div>`;
+        <p class="said quiet">${endsText(reward)}</p><//>`}</div>`;
 }

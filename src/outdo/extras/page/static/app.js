@@ -131,7 +131,8 @@ function App({ data }) {
   return html`<${Bar} run=${run} place=${where} follow=${follow} sections=${sectionsOf(run, step)} />
     <main><h1 class="hidden">${titleOf(runs)}</h1>
       ${runs.length > 1 ? html`<${RunsTable} runs=${runs} lines=${lines} />` : html`<${About} run=${run} />`}
-      <${Section} id="curves" number="1" title="Did training help?">
+      <${Section} id="curves" number="1"
+        title=${runs.length === 1 && run.alive ? 'Does training help so far?' : 'Did training help?'}>
         ${runs.length === 1 && html`<${Answer} run=${run} />`}
         <${Findings} runs=${runs} onFinding=${showFinding} />
         <${HeldOut} runs=${runs} />

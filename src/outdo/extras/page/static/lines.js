@@ -27,7 +27,10 @@ function drawnLines(runs, apart) {
   });
 }
 
-const runLine = (run, ink) => ({ name: run.name, ink, words: run.words, metrics: run.metrics, members: [run] });
+const runLine = (run, ink) => {
+  const { name, words, metrics, ends } = run;
+  return { name, ink, words, metrics, ends, members: [run] };
+};
 
 const runsOf = (lines) => lines.flatMap(({ members }) => members);
 
@@ -58,9 +61,16 @@ function seedLine(members, ink) {
       n: found.map((each) => each.length || null),
     };
   }
+  const ends = Object.fromEntries([...names].map((name) => [name, meanEnds(members, name)]));
   const seeds = members.map((run) => run.differs?.seed).filter(known);
   const what = [...settingsOf(members[0]), `${members.length} seeds${seeds.length ? ` (${seeds.join(', ')})` : ''}`];
-  return { name: what.join(', '), ink, words: members[0].words, metrics: { steps, values }, members, spread };
+  return { name: what.join(', '), ink, words: members[0].words, metrics: { steps, values }, ends, members, spread };
+}
+
+/** Return the means over several runs of the ends of a metric. */
+function meanEnds(members, name) {
+  const found = members.map((run) => run.ends[name]).filter(Boolean);
+  return found.length ? [0, 1, 2].map((i) => mean(found.map((ends) => ends[i]))) : null;
 }
 
 /** Return the ends of a line's interval or range at each step, and its sample size; undefined if not known. */

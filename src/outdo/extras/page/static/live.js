@@ -33,7 +33,8 @@ function partingStep(run, news) {
  */
 async function newsOf(live, run, i) {
   const last = lastStep(run);
-  const news = await ask(live, 'data', { after: Math.max(0, last - 1), run: i });
+  const known = run.metrics.steps.length ? { after: Math.max(0, last - 1) } : {}; // else step 0 may still come
+  const news = await ask(live, 'data', { ...known, run: i });
   const went = last > 0 && (news.metrics.steps[0] !== last || partingStep(run, news) <= last);
   if (news.evaluated.join() !== (run.evaluated ?? run.held_out?.steps ?? []).join())
     news.held_out = await ask(live, 'held_out', { run: i });
@@ -63,12 +64,13 @@ function grown(run, news) {
     const before = run.metrics.values[name]?.slice(0, kept) ?? new Array(kept).fill(null);
     values[name] = [...before, ...(news.metrics.values[name] ?? new Array(news.metrics.steps.length).fill(null))];
   }
-  const { about, findings, reward_parts, recorded, alive, state, evaluated } = news;
+  const { about, findings, examples, reward_parts, recorded, alive, state, evaluated } = news;
   const stays = ({ step }) => step < replaced && recorded.includes(step);
   return {
     ...run,
     about,
     findings,
+    examples,
     reward_parts,
     recorded,
     alive,
@@ -77,6 +79,7 @@ function grown(run, news) {
     held_out: news.held_out ?? run.held_out,
     chosen: run.chosen.every(stays) ? run.chosen : run.chosen.filter(stays),
     metrics: thinned({ steps, values }),
+    ends: { ...run.ends, ...news.ends },
     words: { ...run.words, ...news.words },
   };
 }

@@ -28,14 +28,14 @@ function EvaluationCell({ run, metric }) {
 function RunRow({ run, ink, names, evaluations }) {
   const [metric] = evaluations[0] ?? [],
     ends = metric && evaluated(run, metric),
-    reward = summary(run, 'reward'),
+    reward = ofAllSampled(run, 'reward'),
     moved = movedAsPushed(run);
   return html`<tr data-test="run-row"><th scope="row"><${Stroke} i=${ink} /><bdi>${plainText(run.name)}</bdi></th>
     ${names.map((name) => html`<td><bdi>${oneLine(run.differs[name], 30)}</bdi></td>`)}
     <td>${run.state}</td>
     ${evaluations.length > 0 && html`<td>${ends ? answerOf(metric, ends).replace('.', '') : UNKNOWN}</td>`}
     ${evaluations.map(([each]) => html`<${EvaluationCell} run=${run} metric=${each} />`)}
-    <td class="number">${reward ? reward.map((value) => figure(value)).join(' → ') : UNKNOWN}</td>
+    <td class="number">${reward ? `${figure(reward[0])} → ${figure(reward[1])}` : UNKNOWN}</td>
     <td class="number">${moved ? percent(moved.share) : UNKNOWN}</td></tr>`;
 }
 
@@ -58,6 +58,6 @@ function RunsTable({ runs, lines }) {
       <tbody>${runs.map((run) => html`<${RunRow} run=${run} ink=${inkAmong(lines, run)} names=${names}
         evaluations=${evaluations} />`)}</tbody></table></div>
     <p class="quiet note">Held-out results before the first step → after the last, with the 95\u00a0% interval of the
-      last. Mean reward: the first and the last tenth of the steps.</p>
+      last. Mean reward: in training, the first and the last fifth of the steps, at most ten.</p>
     <dl class="minor">${common.map(fact)}</dl></section>`;
 }
