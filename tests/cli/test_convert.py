@@ -91,17 +91,47 @@ def test_a_recipe_that_exists_is_not_overwritten(outdo, tmp_path):
     assert out.read_text(encoding="utf-8") == "model = 'mine'\n"
 
 
-def test_a_script_is_never_run_and_its_tools_become_an_environment(outdo, tmp_path, monkeypatch):
+SCRIPT = '''
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+import argparse
+
+def multiply(a: int, b: int) -> int:
+    """Multiply.
+
+    Args:
+        a: one
+        b: other
+    """
+    return a * b
+
+def score(completions, **_):
+    return [0.0 for _ in completions]
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=1e-6)
+config = GRPOConfig("o", learning_rate=parser.parse_args().lr, per_device_train_batch_size=4)
+GRPOTrainer("m", [score], config, load_dataset("a/b"), tools=[multiply])
+'''
+
+
+def test_a_script_gets_its_arguments_and_its_tools_become_an_environment(outdo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("grpo.py").write_text(
-        'def multiply(a: int, b: int) -> int:\n    """Multiply.\n\n    Args:\n        a: one\n        b: other\n'
-        '    """\n    return a * b\n\n'
-        "def score(completions, **_):\n    return [0.0 for _ in completions]\n\n"
-        'GRPOTrainer("m", [score], GRPOConfig("o"), load_dataset("a/b"), tools=[multiply])\n'
-        "raise SystemExit(3)\n",
-        encoding="utf-8",
-    )
-    assert outdo("convert", "trl", "grpo.py").status == 0
+    Path("grpo.py").write_text(SCRIPT, encoding="utf-8")
+    assert outdo("convert", "trl", "grpo.py", "num_generations=4", "--lr", "5e-6").status == 0
     recipe = load("recipe.toml")
+    assert recipe.optim.lr == 5e-6
+    assert recipe.train.group_size == 4
     assert recipe.environment.model_dump() == {"name": "tools", "functions": ["recipe_rewards.py:multiply"]}
     assert recipe.rewards[0].name == "recipe_rewards.py:score"
+    assert "# Python ran the script in a sandbox" in Path("recipe.toml").read_text(encoding="utf-8")
+
+
+def test_a_script_that_cannot_be_run_is_read_as_text_and_the_recipe_says_so(outdo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("grpo.py").write_text(f"1 / 0\n{SCRIPT}", encoding="utf-8")
+    done = outdo("convert", "trl", "grpo.py")
+    assert done.status == 1
+    assert "  learning_rate = parser.parse_args().lr" in done.out
+    reason = "because it could not be run: line 1: ZeroDivisionError: division by zero."
+    assert reason in " ".join(Path("recipe.toml").read_text(encoding="utf-8").replace("#", "").split())

@@ -15,8 +15,8 @@ from outdo.extras.convert.conversion import Conversion
 from outdo.extras.convert.openrlhf import convert_openrlhf
 from outdo.extras.convert.reading import Configuration
 from outdo.extras.convert.sources import read_openrlhf, read_trl, read_verl
+from outdo.extras.convert.trainer_functions import with_code
 from outdo.extras.convert.trl import convert_trl
-from outdo.extras.convert.trl_script import with_code
 from outdo.extras.convert.verl import convert_verl
 from outdo.extras.convert.written import INCOMPLETE, headed, written_recipe
 from outdo.utils.errors import UserError

@@ -20,6 +20,7 @@ from outdo.extras.convert.reading import (
     unmarked,
     without_marks,
 )
+from outdo.extras.convert.recorded import RAN, recorded_script
 from outdo.extras.convert.shell import commands_of
 from outdo.extras.convert.shell_text import commands_in_text
 from outdo.extras.convert.trl_script import read_script
@@ -157,31 +158,36 @@ def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
     if path is None or path.suffix in (".yaml", ".yml"):
         return _finished(Configuration(), ({} if path is None else read_tables(path)) | key_values(words))
     if path.suffix == ".py":
-        reading = _script(path, ())
-        return _over(reading, key_values(words))
+        words, environment = _environment(words)
+        first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+        return _over(_script(path, words[first:], environment), key_values(words[:first]))
     words, environment = _environment(words)
     command, reading = _command(path, environment, _is_of_trl, "a training of TRL: a .py or `trl grpo`")
     start = next(i for i, word in enumerate(command) if _is_program(word))
     launch, loose = flags(command[:start])
     rest = command[start + 1 :]
-    if command[start] == "grpo":
-        file = None
-    else:
-        file = next(
-            (base / command[start] for base in (Path.cwd(), path.parent) if (base / command[start]).is_file()), None
-        )
-        if file is None:
-            reading.missing.append(f"{unmarked(command[start])}: what this script gives to GRPOTrainer; it is not here")
+    file = _python_file(command[start], path, reading)
     written, loose = flags(rest)
     for word in loose:
         _loose(word, reading)
     if named := written.pop("config", None):
         written = _yaml_of_trl(str(named), path, reading) | written
     if file is not None:
-        of_script = _script(file, rest)
+        of_script = _script(file, rest, environment)
+        written = {} if of_script.how == RAN else written  # the script itself has read them
         reading = replace(of_script, how=f"{reading.how} {of_script.how}", missing=reading.missing + of_script.missing)
     reading.processes = _processes(launch, path)
     return _over(reading, written | key_values(words))
+
+
+def _python_file(word: str, path: Path, reading: Configuration) -> Path | None:
+    """Return the script that a command names; None for `trl grpo`, and for one that is not here."""
+    if word == "grpo":
+        return None
+    file = next(filter(Path.is_file, [base / word for base in (Path.cwd(), path.parent)]), None)
+    if file is None:
+        reading.missing.append(f"{unmarked(word)}: what this script gives to GRPOTrainer; it is not here")
+    return file
 
 
 def _is_program(word: str) -> bool:
@@ -209,14 +215,12 @@ def _processes(launch: Mapping[str, Any], path: Path) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def _script(path: Path, arguments: Sequence[str]) -> Configuration:
-    script = read_script(path)
-    return Configuration(
-        written=script.written,
-        remarks=script.remarks,
-        source=script.source,
-        how="The script was read as text, and not run.",
-    )
+def _script(path: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> Configuration:
+    """Return what a Python script gives to its trainer, with the arguments and variables that it is started with."""
+    try:
+        return recorded_script(path, arguments, environment)
+    except NotRunError as error:
+        return read_script(path, str(error))
 
 
 # ----------------------------------------------------------------------------------------------------- of all libraries

@@ -51,7 +51,7 @@ def convert_trl(
     if "scale_rewards" in reading.written:  # also true and false
         scale = str(reading.written["scale_rewards"]).lower()
         reading = replace(reading, written={**reading.written, "scale_rewards": scale})
-    rules = (partial(_batch, processes=processes), partial(_steps, rows=rows), *RULES)
+    rules = (partial(_batch, processes=processes), partial(_steps, rows=rows), partial(_held_out, rows=rows), *RULES)
     return converted("TRL", reading, rules)
 
 
@@ -110,7 +110,6 @@ def _data(c: Conversion) -> None:
         path = data_source(name, train, config)
     if path:
         c.settings["data.path"] = path
-        c.remarks.append(f"the prompts: {CHAT}")
     held_out = given["eval_dataset"]
     if held_out is None and name is not None and given["eval_strategy"] != "no":
         held_out = data_source(name, test, config)
@@ -123,6 +122,28 @@ def _data(c: Conversion) -> None:
         )
     else:
         c.settings["data.max_prompt_tokens"] = given["max_prompt_length"]
+
+
+ROWS = ("data.prompt", "data.system", "data.template", "data.limit", "eval.rows")
+"""What a script makes of its rows, by the names of outdo."""
+
+
+def _rows_of_script(c: Conversion) -> None:
+    c.settings |= {name: c.given[name] for name in ROWS if c.given[name] is not None}
+    if "data.path" in c.settings and "data.prompt" not in c.settings:
+        c.remarks.append(f"the prompts: {CHAT}")
+
+
+def _held_out(c: Conversion, rows: int | None) -> None:
+    count = c.given["data.eval_rows"]
+    if count is None:
+        return
+    if count < 1 and rows is not None:
+        count = math.ceil(count * rows)
+    if count < 1:
+        c.incomplete.append(f"data.eval_rows = {count:g} of all rows; --rows N writes it")
+    else:
+        c.settings["data.eval_rows"] = count
 
 
 def _mixed(table: Any) -> str:
@@ -300,6 +321,8 @@ def _during_the_run(c: Conversion) -> None:
 
 
 def _tools(c: Conversion) -> None:
+    if c.given["environment_factory"]:
+        c.settings["environment"] = c.given["environment_factory"]
     if not c.given["tools"]:
         return
     c.settings["environment"] = {"name": "tools", "functions": c.given["tools"]}
@@ -312,6 +335,7 @@ RULES: tuple[Rule, ...] = (
     advantage,
     reference,
     _data,
+    _rows_of_script,
     _rewards,
     _adapter,
     _model,

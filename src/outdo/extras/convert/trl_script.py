@@ -1,332 +1,188 @@
-"""Read the settings of a Python script that calls TRL's `GRPOTrainer`. The script is parsed and never executed."""
+"""Read a script that calls TRL's `GRPOTrainer` as text, where it cannot be run.
+
+Only what stands there plainly is read: a name that is bound once, a literal, a call of a library. Everything else is
+named as not read.
+"""
 
 import ast
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from outdo.extras.convert.script_source import source_of
+from outdo.extras.convert.expressions import Call, Expression, Function, Name, PartOf, Unread
+from outdo.extras.convert.reading import Configuration
+from outdo.extras.convert.recorded import script_text
+from outdo.extras.convert.recorder.libraries import POSITIONAL
+from outdo.extras.convert.trainer_call import Trainer, last_name, reading_of_trainer
 from outdo.utils.errors import UserError
 
-CODE = "CODE:"
-"""What stands before the name of a function of the script; `with_code` replaces it by the file with their code."""
-
-CONVERTED = ("model", "args", "reward_funcs", "train_dataset", "eval_dataset", "peft_config", "tools")
-"""The arguments of `GRPOTrainer` that a recipe has something for."""
-
-BY_ITSELF = ("processing_class",)
-"""Arguments whose part outdo does by itself: it loads the tokenizer of the model."""
-
-ROW_METHODS = ("map", "filter", "rename_column", "rename_columns", "remove_columns", "train_test_split", "select")
+ONLY_READS = ("GRPOTrainer", "get_peft_model", "from_pretrained", "prepare_model_for_kbit_training", "print", "len")
+"""Functions that change nothing that they get."""
 
 DEEPEST = 20
 """How many names are followed from one to the next."""
 
 
-class NotPlainError(Exception):
-    """An expression is no plain value: only running the script would tell."""
+def read_script(path: Path, reason: str) -> Configuration:
+    """Return the settings in a script that could not be run for a reason.
 
-
-@dataclass(kw_only=True)
-class Script:
-    """What a script says: TRL's settings by name, what could not be read, and the functions that a recipe needs."""
-
-    written: dict[str, Any] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-    functions: list[str] = field(default_factory=list)
-    with_messages: Sequence[str] = ()
-    """Those of these functions that get messages: the script makes messages of the texts in the data."""
-    source: str = ""
-    """The code of these functions, with everything at the top of the script that they use."""
-
-
-def read_script(path: Path) -> Script:
-    """Return the settings in a script. Raises `UserError` if it is not Python or does not call `GRPOTrainer`."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        tree = ast.parse(text)
-    except OSError as error:
-        raise UserError([f"{path}: {error.strerror}"]) from None
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise UserError([f"{path}: not Python: {error}"]) from None
+    Raises `UserError` if it is not Python or does not call `GRPOTrainer`.
+    """
+    text, tree = script_text(path)
     reader = _Reader(path, tree)
-    reader.read()
-    script = reader.script
-    script.source = source_of(tree, text, script.functions, script.with_messages) if script.functions else ""
-    return script
-
-
-def with_code(value: Any, file: str) -> Any:
-    """Return the value with the functions of the script named as those of `file`."""
-    if isinstance(value, str) and value.startswith(CODE):
-        return f"{file}:{value.removeprefix(CODE)}"
-    return [with_code(each, file) for each in value] if isinstance(value, list) else value
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and last_name(n.func) == "GRPOTrainer"]
+    if not calls:
+        reasons = f"; running it in a sandbox failed: {reason}" if reason else ""
+        raise UserError([f"{path}: nothing calls GRPOTrainer(...){reasons}; for `trl grpo`, name its .yaml"])
+    call = reader.expression(calls[0], 0)
+    assert isinstance(call, Call)
+    reading = reading_of_trainer(
+        Trainer(arguments=call.named(*POSITIONAL), line=call.line, path=path, text=text, tree=tree)
+    )
+    if len(calls) > 1:
+        reading.missing.append(f"which GRPOTrainer trains: the script calls {len(calls)}")
+    reading.how = f"The script was read as text, because it could not be run: {reason}."
+    return reading
 
 
 class _Reader:
     """The names of a script and what they are bound to."""
 
     def __init__(self, path: Path, tree: ast.Module) -> None:
-        self.path, self.tree, self.script = path, tree, Script()
-        self.bound: dict[str, list[ast.expr]] = {}
-        self.defined: dict[str, ast.AST] = {}
+        self.path = path
+        self.bound: dict[str, list[ast.expr | None]] = {}
+        self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
         self.imported: dict[str, str] = {}
+        self.effects: dict[str, list[tuple[int, str]]] = {}
+        top = {id(each) for each in tree.body}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    self.bind(target, node.value)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                self.defined[node.name] = node
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                self.imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            for name, value in _bindings(node):
+                self.bound.setdefault(name, []).append(value)
+            for name, how in _effects(node):
+                self.effects.setdefault(name, []).append((getattr(node, "lineno", 0), how))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and id(node) in top:
+                self.functions[node.name] = node
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                module = f"{node.module}." if isinstance(node, ast.ImportFrom) and not node.level else ""
+                self.imported |= {alias.asname or alias.name: f"{module}{alias.name}" for alias in node.names}
 
-    def bind(self, target: ast.expr, value: ast.expr) -> None:
-        """Remember what a name is bound to; of `a, b = f()` both names are bound to the call."""
-        if isinstance(target, ast.Name):
-            self.bound.setdefault(target.id, []).append(value)
-        elif isinstance(target, ast.Tuple):
-            one_each = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
-            for number, each in enumerate(target.elts):
-                self.bind(each, value.elts[number] if one_each and isinstance(value, ast.Tuple) else value)
-
-    def read(self) -> None:
-        trainer = next(self.calls("GRPOTrainer"), None)
-        if trainer is None:
-            raise UserError([f"{self.path}: nothing calls GRPOTrainer(...); for `trl grpo`, name its .yaml"])
-        given = self.arguments(trainer, ["model", "reward_funcs", "args", "train_dataset", "eval_dataset"])
-        self.put_config(trainer, given.get("args"))
-        self.put_model(given.get("model"))
-        self.put_rewards(given.get("reward_funcs"))
-        for name in ("train_dataset", "eval_dataset"):
-            if name in given:
-                self.put_data(name, given[name])
-        self.put_messages(given.get("train_dataset"))
-        self.put_adapter(given.get("peft_config"))
-        if "tools" in given:
-            self.script.written["tools"] = list(self.functions(given["tools"]))
-        for name, node in given.items():
-            if name not in (*CONVERTED, *BY_ITSELF):
-                self.remark(node, f"{name} of GRPOTrainer: no counterpart")
-
-    # ------------------------------------------------------------------------------------------------------ settings
-
-    def put_config(self, trainer: ast.Call, node: ast.expr | None) -> None:
-        config = self.follow(node)
-        if not isinstance(config, ast.Call) or _name(config.func) != "GRPOConfig":
-            config = next(self.calls("GRPOConfig"), None)
-        if config is None:
-            self.remark(trainer, "no GRPOConfig(...) was found; give its settings as key=value")
-            return
-        for name, value in self.arguments(config, ["output_dir"]).items():
-            self.put(name, value)
-
-    def put_model(self, node: ast.expr | None) -> None:
-        node = self.follow(node)
-        if isinstance(node, ast.Call):  # AutoModelForCausalLM.from_pretrained(NAME, ...), get_peft_model(model, ...)
-            given = self.arguments(node, ["model"])
-            names = ("pretrained_model_name_or_path", "model_name", "model")
-            node = self.follow(next((given[name] for name in names if name in given), None))
-            self.put_adapter(given.get("peft_config"))
-        if isinstance(node, ast.Call):
-            self.put_model(node)
-        elif node is not None:
-            self.put("model_name_or_path", node)
-
-    def put_rewards(self, node: ast.expr | None) -> None:
-        if node is not None:
-            self.script.written["reward_funcs"] = list(self.functions(node))
-
-    def put_data(self, name: str, node: ast.expr) -> None:
-        calls, methods = [], set[str]()
-        for each in self.reachable(node):
-            if isinstance(each, ast.Call) and _name(each.func) == "load_dataset":
-                calls.append(each)
-            elif isinstance(each, ast.Attribute) and each.attr in ROW_METHODS:
-                methods.add(each.attr)
-        if not calls:
-            self.remark(node, f"{name}: no load_dataset(...) was found; name a file or a data set of the Hub")
-            return
-        try:
-            self.script.written[name] = self.data_path(calls[0], node, default="train" if "train" in name else "test")
-        except NotPlainError as error:
-            self.remark(calls[0], f"{name}: {error}")
-        if methods:
-            changed = ", ".join(sorted(methods))
-            self.remark(
-                node,
-                f"{name}: the script changes the rows ({changed}); outdo reads them as they are on disk: set "
-                "data.prompt, data.answer and data.system, or save the changed rows as a .jsonl file",
-            )
-
-    def put_messages(self, rows: ast.expr | None) -> None:
-        """Give the reward functions messages if the script makes messages of the rows."""
-        if rows is None or not any(map(_is_message, self.reachable(rows))):
-            return
-        self.script.with_messages = tuple(self.script.functions)
-        for name in self.script.written.get("reward_funcs", ()):
-            if isinstance(name, str) and ":" in name.removeprefix(CODE):
-                self.remark(
-                    rows,
-                    f"{name}: TRL gives it messages, which the script makes of the rows; outdo gives it the texts in "
-                    "the data: save the changed rows as a .jsonl file",
-                )
-
-    def data_path(self, call: ast.Call, node: ast.expr, *, default: str) -> Any:
-        """Return a `load_dataset` call as `data.path`. A split may be an argument of it, or an index of its result."""
-        given = self.arguments(call, ["path", "name", "data_dir", "data_files", "split"])
-        value = {name: self.value(given[name]) for name in ("path", "name", "data_files", "split") if name in given}
-        files = value.get("data_files")
-        if files is not None:
-            return files.get(default, next(iter(files.values()))) if isinstance(files, Mapping) else files
-        config = f"/{value['name']}" if value.get("name") else ""
-        return f"{value.get('path')}{config}:{value.get('split') or self.index(node) or default}"
-
-    def index(self, node: ast.expr) -> str | None:
-        """Return the split that an expression takes from a dictionary of splits, as in `load_dataset(...)["train"]`."""
-        for each in self.reachable(node):
-            if isinstance(each, ast.Subscript) and isinstance(self.follow(each.value), ast.Call):
-                try:
-                    return str(self.value(each.slice))
-                except NotPlainError:
-                    continue
-        return None
-
-    def put_adapter(self, node: ast.expr | None) -> None:
-        call = self.follow(node)
-        if isinstance(call, ast.Call) and _name(call.func).endswith("Config"):
-            if _name(call.func) != "LoraConfig":
-                self.remark(call, f"{_name(call.func)}: the recipe has LoRA; see docs/adapters.md for other methods")
-            options = {}
-            for name, value in self.arguments(call, []).items():
-                try:
-                    options[name] = self.value(value)
-                except NotPlainError as error:
-                    self.remark(value, f"{name} of {_name(call.func)}: {error}")
-            self.script.written["peft_config"] = options
-
-    def functions(self, node: ast.expr) -> Iterator[Any]:
-        """Yield the functions that an expression lists, as `rewards` of a recipe has them."""
-        followed = self.follow(node)
-        if isinstance(followed, ast.List | ast.Tuple):
-            for each in followed.elts:
-                yield from self.functions(each)
-        elif isinstance(followed, ast.Constant) and isinstance(followed.value, str):
-            yield followed.value
-        elif isinstance(followed, ast.Name) and followed.id in self.defined:
-            self.script.functions.append(followed.id)
-            yield f"{CODE}{followed.id}"
-        elif isinstance(followed, ast.Name) and followed.id in self.imported:
-            yield self.imported_function(self.imported[followed.id])
-        elif isinstance(followed, ast.Call) and _name(followed.func) == "get_soft_overlong_punishment":
-            yield self.punishment(followed)
-        else:
-            self.remark(node, f"{_shown(node)}: no function that a recipe can name; write it as `def`")
-
-    def punishment(self, call: ast.Call) -> dict[str, Any]:
-        given = self.arguments(call, ["max_completion_len", "soft_punish_cache"])
-        names = {"max_tokens": "max_completion_len", "cache": "soft_punish_cache"}
-        reward: dict[str, Any] = {"name": "overlong"}
-        for ours, theirs in names.items():
-            try:
-                reward[ours] = self.value(given[theirs])
-            except (KeyError, NotPlainError):
-                self.remark(call, f"{theirs} of get_soft_overlong_punishment is no plain number; write {ours}")
-        return reward
-
-    def imported_function(self, name: str) -> str:
-        module, _, function = name.rpartition(".")
-        file = self.path.parent.joinpath(*module.split(".")).with_suffix(".py")
-        return f"{file}:{function}" if file.is_file() else name
-
-    # ---------------------------------------------------------------------------------------------------- expressions
-
-    def calls(self, name: str) -> Iterator[ast.Call]:
-        return (n for n in ast.walk(self.tree) if isinstance(n, ast.Call) and _name(n.func) == name)
-
-    def arguments(self, call: ast.Call, positional: Sequence[str]) -> dict[str, ast.expr]:
-        """Return the arguments of a call by name, also those of `**options` if that is a dictionary of the script."""
-        given = dict(zip(positional, call.args, strict=False))
-        for keyword in call.keywords:
-            if keyword.arg is not None:
-                given[keyword.arg] = keyword.value
-                continue
-            options = self.follow(keyword.value)
-            if isinstance(options, ast.Dict):
-                pairs = zip(options.keys, options.values, strict=True)
-                given |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
-            elif isinstance(options, ast.Call) and _name(options.func) == "dict":
-                given |= self.arguments(options, [])
-            else:
-                self.remark(keyword.value, f"**{_shown(keyword.value)}: cannot be read; give them as key=value")
-        return given
-
-    def put(self, name: str, node: ast.expr) -> None:
-        try:
-            self.script.written[name] = self.value(node)
-        except NotPlainError as error:
-            self.remark(node, f"{name}: {error}")
-
-    def follow(self, node: ast.expr | None) -> ast.expr | None:
-        """Return what a name was last bound to, or the expression itself."""
-        for _ in range(DEEPEST):  # a name may be bound to itself
-            if not (isinstance(node, ast.Name) and node.id in self.bound):
-                return node
-            node = self.bound[node.id][-1]
-        return node
-
-    def reachable(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield the parts of an expression, and those of everything that its names and functions stand for."""
-        waiting, seen = [node], set[str]()
-        while waiting:
-            for each in ast.walk(waiting.pop(0)):
-                yield each
-                if isinstance(each, ast.Name) and each.id not in seen:
-                    seen.add(each.id)
-                    waiting += self.bound.get(each.id, [])
-                    waiting += [self.defined[each.id]] if each.id in self.defined else []
-
-    def value(self, node: ast.expr, depth: int = 0) -> Any:
-        """Return the value of an expression of literals and of names that are bound once. Raises `NotPlainError`."""
-        if depth > DEEPEST:  # names that are bound to each other
-            raise NotPlainError(f"{_shown(node)} has no value that could be read")
+    def expression(self, node: ast.expr, depth: int) -> Expression:
+        """Return an expression with its names followed."""
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             pass
-        if isinstance(node, ast.Name) and len(self.bound.get(node.id, [])) == 1:
-            return self.value(self.bound[node.id][0], depth + 1)
-        if isinstance(node, ast.JoinedStr):
-            parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
-            return "".join(str(self.value(part, depth + 1)) for part in parts)
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self.value(each, depth + 1) for each in node.elts]
-        if isinstance(node, ast.BinOp):
-            return _computed(node.op, self.value(node.left, depth + 1), self.value(node.right, depth + 1))
-        raise NotPlainError(f"{_shown(node)} is known only while the script runs; write it")
+        reads = _READERS.get(type(node)) if depth < DEEPEST else None
+        return Unread(shown=_shown(node)) if reads is None else reads(self, node, depth + 1)
 
-    def remark(self, node: ast.AST, sentence: str) -> None:
-        self.script.remarks.append(f"line {getattr(node, 'lineno', 0)}: {sentence}")
+    def _listed(self, node: ast.List | ast.Tuple, depth: int) -> Expression:
+        return [self.expression(each, depth) for each in node.elts]
+
+    def _table(self, node: ast.Dict, depth: int) -> Expression:
+        keys = [key.value if isinstance(key, ast.Constant) else f"**{_shown(key or node)}" for key in node.keys]
+        return {str(key): self.expression(each, depth) for key, each in zip(keys, node.values, strict=True)}
+
+    def _attribute(self, node: ast.Attribute, depth: int) -> Expression:
+        of = self.expression(node.value, depth)
+        return Name(path=f"{of.path}.{node.attr}") if isinstance(of, Name) else Unread(shown=_shown(node))
+
+    def _item(self, node: ast.Subscript, depth: int) -> Expression:
+        key = self.expression(node.slice, depth)
+        return PartOf(of=self.expression(node.value, depth), key=key, shown=_shown(node))
+
+    def _named(self, node: ast.Name, depth: int) -> Expression:
+        bound = self.bound.get(node.id, [])
+        if not bound:
+            return self._defined(node.id)
+        if len(bound) > 1 or bound[0] is None:
+            return Unread(shown=f"{node.id}, which the script sets in several ways")
+        value = self.expression(bound[0], depth)
+        effects = self.effects.get(node.id, [])
+        if isinstance(value, Call) and value.name.endswith("Config"):
+            changed = {_setting(how): Unread(shown=f"set at line {line}") for line, how in effects}
+            return Call(**{**vars(value), "keywords": {**value.keywords, **changed}})
+        return Call(**{**vars(value), "effects": effects}) if isinstance(value, Call) else value
+
+    def _defined(self, name: str) -> Expression:
+        if name in self.functions:
+            function = self.functions[name]
+            line = min([function.lineno, *(each.lineno for each in function.decorator_list)])
+            return Function(name=name, file=str(self.path), line=line, bound=True)
+        path = self.imported.get(name, "")
+        module, _, member = path.rpartition(".")
+        file = self.path.parent / f"{module.replace('.', '/')}.py"
+        if module and file.is_file():
+            return Function(name=member, file=str(file), line=0, bound=True, module=module)
+        return Name(path=path) if path else Unread(shown=name)
+
+    def _called(self, node: ast.Call, depth: int) -> Expression:
+        function = self.expression(node.func, depth)
+        if isinstance(node.func, ast.Attribute) and not isinstance(function, Name):
+            owner = self.expression(node.func.value, depth)
+            function = PartOf(of=owner, key=node.func.attr, shown=_shown(node.func))
+        elif isinstance(function, Unread) and isinstance(node.func, ast.Name) and node.func.id not in self.bound:
+            function = Name(path=node.func.id)  # of Python itself, or of `from x import *`
+        if isinstance(function, Function):
+            return Unread(shown=_shown(node))
+        keywords: dict[str, Expression] = {}
+        for each in node.keywords:
+            keywords |= self._keyword(each, depth)
+        arguments = [self.expression(each, depth) for each in node.args]
+        return Call(function=function, arguments=arguments, keywords=keywords, line=node.lineno, shown=_shown(node))
+
+    def _keyword(self, node: ast.keyword, depth: int) -> Mapping[str, Expression]:
+        value = self.expression(node.value, depth)
+        if node.arg is not None:
+            return {node.arg: value}
+        if isinstance(value, Call) and value.name == "dict" and not value.arguments:
+            return value.keywords
+        return value if isinstance(value, Mapping) else {f"**{_shown(node.value)}": Unread(shown=_shown(node.value))}
 
 
-_ARITHMETIC: Mapping[type, Any] = {
-    ast.Mult: lambda left, right: left * right,
-    ast.Div: lambda left, right: left / right,
-    ast.FloorDiv: lambda left, right: left // right,
-    ast.Add: lambda left, right: left + right,
-    ast.Sub: lambda left, right: left - right,
+_READERS: Mapping[type, Callable[[_Reader, Any, int], Expression]] = {
+    ast.Name: _Reader._named,
+    ast.Call: _Reader._called,
+    ast.List: _Reader._listed,
+    ast.Tuple: _Reader._listed,
+    ast.Dict: _Reader._table,
+    ast.Attribute: _Reader._attribute,
+    ast.Subscript: _Reader._item,
 }
 
 
-def _computed(operator: ast.operator, left: Any, right: Any) -> Any:
-    """Return the result of an operation on numbers. Raises `NotPlainError` for other values."""
-    try:
-        if isinstance(left, int | float) and isinstance(right, int | float):
-            return _ARITHMETIC[type(operator)](left, right)
-    except (ArithmeticError, KeyError):
-        pass
-    raise NotPlainError("not an operation on numbers that has a result")
+def _effects(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the names whose values an expression may change, and how: `x.y = 1`, `x.f()`, `f(x)`."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        name, _, path = ast.unparse(node).partition(".")
+        yield name, f"{path} = ..."
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        name, _, path = ast.unparse(node.func).partition(".")
+        yield name, f"{path}()"
+    if isinstance(node, ast.Call) and last_name(node.func) not in ONLY_READS:
+        words = [*node.args, *(each.value for each in node.keywords)]
+        yield from ((each.id, f"{_shown(node.func)}()") for each in words if isinstance(each, ast.Name))
+
+
+def _setting(how: str) -> str:
+    return how.partition(" ")[0] if how.endswith("= ...") else f"**{how}"
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the names that a statement binds and, where it is known, to what; of `a, b = f()` the parts of the call."""
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+            elif isinstance(target, ast.Tuple | ast.List):
+                for place, each in enumerate(target.elts):
+                    index = ast.copy_location(ast.Constant(place), node)
+                    part = ast.copy_location(ast.Subscript(node.value, index, ast.Load()), node)
+                    yield ast.unparse(each), part
+    elif isinstance(node, ast.For | ast.AugAssign | ast.NamedExpr) and isinstance(node.target, ast.Name):
+        yield node.target.id, None
+    elif isinstance(node, ast.arg):
+        yield node.arg, None
 
 
 def _shown(node: ast.AST) -> str:
@@ -334,13 +190,3 @@ def _shown(node: ast.AST) -> str:
         return textwrap.shorten(ast.unparse(node), 60, placeholder=" ...")
     except RecursionError:
         return "an expression"
-
-
-def _name(node: ast.expr) -> str:
-    """Return the last part of a dotted name."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _is_message(node: ast.AST) -> bool:
-    keys = [key.value for key in node.keys if isinstance(key, ast.Constant)] if isinstance(node, ast.Dict) else []
-    return {"role", "content"} <= {*keys}

@@ -1,0 +1,243 @@
+"""The members of TRL and its relatives that a script gets more of than an unknown value."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outdo.extras.convert.recorder.unknown import RUN, Origin, Unknown, line, shown
+
+
+class TrainingBeginsError(BaseException):
+    """`GRPOTrainer.train` was called: all that follows needs what it trains."""
+
+
+def default_of(field: Any) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+class SettingsType(type):
+    """A class of settings that keeps which ones were given. A subclass may be a dataclass with more of them."""
+
+    defaults: Mapping[str, Any] = {}
+
+    def __call__(cls, *arguments: Any, **settings: Any) -> Any:
+        made: Any = object.__new__(cls)
+        own = _fields(cls)
+        vars(made).update({"given": {}, "line": line(), "own": set(own) - {*cls.defaults}})
+        for name, each in own.items():
+            value = default_of(each)
+            setattr(made, name, Unknown(Origin("text", f"--{name}")) if value is dataclasses.MISSING else value)
+        for name, value in {**dict(zip(["output_dir"], arguments, strict=False)), **settings}.items():
+            setattr(made, name, value)
+        made.__post_init__()
+        return made
+
+
+class Settings(metaclass=SettingsType):
+    """The base of `GRPOConfig`, `ModelConfig` and `ScriptArguments`."""
+
+    given: dict[str, Any]
+    own: set[str]
+    """Names that the script's own subclass adds, which TRL does not read."""
+
+    def __post_init__(self) -> None: ...
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.given[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("given", "own"):
+            raise AttributeError(name)
+        if name in self.given:
+            return self.given[name]
+        if name in SettingsType.defaults:
+            return SettingsType.defaults[name]
+        return Unknown(Origin("text", f"{type(self).__name__}().{name}"))
+
+
+class GRPOConfig(Settings): ...
+
+
+class ModelConfig(Settings): ...
+
+
+class ScriptArguments(Settings): ...
+
+
+POSITIONAL = "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes callbacks "
+POSITIONAL = (POSITIONAL + "optimizers quantization_config peft_config tools rollout_func environment_factory").split()
+"""The arguments of `GRPOTrainer` in their order."""
+
+
+class GRPOTrainer:
+    """Keeps how it was made. A subclass may say more."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        named = dict(zip(POSITIONAL, arguments, strict=False)) | keywords
+        RUN.trainers.append((type(self), named, line()))
+        vars(self).update(named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unknown(Origin("text", f"{type(self).__name__}().{name}"))
+
+    def train(self, *_: Any, **__: Any) -> Any:
+        raise TrainingBeginsError
+
+
+# ------------------------------------------------------------------------------------------- the script's own arguments
+
+TABLES: dict[str, Any] = {}
+"""What the YAML files that the script names hold, by their paths and by their texts."""
+
+
+class Parser:
+    """`TrlParser` and `HfArgumentParser`: fills dataclasses from the command line and from a file of settings."""
+
+    def __init__(self, dataclass_types: Any = (), *_: Any, **__: Any) -> None:
+        self.types = list(dataclass_types) if isinstance(dataclass_types, Sequence) else [dataclass_types]
+
+    def parse_args_and_config(self, args: Any = None, *_: Any, **__: Any) -> tuple[Any, ...]:
+        values = _values(sys.argv[1:] if args is None else args)
+        file = values.pop("config", None)
+        return self.parse_dict((load_table(file) if file else {}) | values)
+
+    parse_args_into_dataclasses = parse_args_and_config
+
+    def parse_yaml_file(self, file: Any, **_: Any) -> tuple[Any, ...]:
+        return self.parse_dict(load_table(file))
+
+    parse_json_file = parse_yaml_file
+
+    def parse_dict(self, values: Mapping[str, Any], **_: Any) -> tuple[Any, ...]:
+        """Give each value to the class that has a field of its name, or else to the one of TRL."""
+        claimed = {name for kind in self.types for name in values if _has_field(kind, name)}
+        return tuple(
+            _filled(kind, {n: v for n, v in values.items() if _has_field(kind, n) or _takes_all(kind, n, claimed)})
+            for kind in self.types
+        )
+
+
+def _filled(kind: Any, given: dict[str, Any]) -> Any:
+    """Return an object of a class with these values; what it needs besides is unknown."""
+    for name, field in _fields(kind).items():
+        if name in given:
+            continue
+        if field.default is field.default_factory is dataclasses.MISSING:
+            given[name] = Unknown(Origin("text", f"the argument --{name}"))
+        else:
+            RUN.defaults[f"--{name}"] = shown(default_of(field))
+    return kind(**given)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    return {field.name: field for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
+
+
+def _has_field(kind: Any, name: str) -> bool:
+    of_trl = next((fields for base, fields in FIELDS.items() if issubclass(kind, base)), "")
+    return name in _fields(kind) or name in of_trl.split()
+
+
+def _takes_all(kind: Any, name: str, claimed: set[str]) -> bool:
+    return issubclass(kind, GRPOConfig) and name not in claimed
+
+
+FIELDS = {
+    ModelConfig: "model_name_or_path model_revision dtype torch_dtype attn_implementation trust_remote_code use_peft "
+    "lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save lora_task_type "
+    "use_rslora use_dora load_in_8bit load_in_4bit bnb_4bit_quant_type bnb_4bit_quant_storage use_bnb_nested_quant",
+    ScriptArguments: "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming "
+    "ignore_bias_buffers reward_model_name_or_path reward_funcs datasets",
+}
+"""The fields of TRL's classes beside `GRPOConfig`, which has all others."""
+
+
+def _values(words: Sequence[str]) -> dict[str, Any]:
+    """Return `--name value ...` and `--name=value` as values."""
+    values: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            values[name] = _plain(value) if equals else True
+        elif name:
+            before = values[name]
+            values[name] = _plain(word) if before is True else [*_listed(before), _plain(word)]
+    return values
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _plain(text: str) -> Any:
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except ValueError:
+        return text
+
+
+def load_table(file: Any, *_: Any, **__: Any) -> Any:
+    """Return what a file of settings holds: an open one, its path, or its text."""
+    text = file.read() if hasattr(file, "read") else str(file)
+    if text not in TABLES:
+        RUN.wanted.append(text)
+        raise FileNotFoundError(f"{shown(text)}: no settings could be read")
+    return attributes(TABLES[text])
+
+
+class AttributeDict(dict[str, Any]):
+    """A table whose keys are attributes as well, as those of OmegaConf."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
+
+def attributes(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return AttributeDict({name: attributes(each) for name, each in value.items()})
+    return [attributes(each) for each in value] if isinstance(value, list) else value
+
+
+class OmegaConf:
+    load = staticmethod(load_table)
+    create = staticmethod(attributes)
+    to_container = to_object = staticmethod(lambda value, *_, **__: value)
+
+
+def progress(items: Any = (), *_: Any, **__: Any) -> Any:
+    return items
+
+
+def cli(kind: Any, *_: Any, **__: Any) -> Any:
+    """`tyro.cli`."""
+    if dataclasses.is_dataclass(kind):
+        return Parser(kind).parse_args_and_config()[0]
+    call: Any = kind
+    return call(**_values(sys.argv[1:]))
+
+
+RECORDED: dict[str, dict[str, Any]] = {
+    "trl": {
+        "GRPOConfig": GRPOConfig,
+        "GRPOTrainer": GRPOTrainer,
+        "ModelConfig": ModelConfig,
+        "ScriptArguments": ScriptArguments,
+        "GRPOScriptArguments": ScriptArguments,
+        "TrlParser": Parser,
+    },
+    "transformers": {"HfArgumentParser": Parser},
+    "yaml": dict.fromkeys(("safe_load", "load", "full_load", "unsafe_load"), load_table),
+    "omegaconf": {"OmegaConf": OmegaConf},
+    "tqdm": {"tqdm": progress, "trange": range},
+    "tyro": {"cli": cli},
+}

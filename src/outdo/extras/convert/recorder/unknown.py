@@ -1,0 +1,269 @@
+"""Values that only a library, the data or the user's machine would tell: each keeps the expression that it is.
+
+Python goes on with such a value as with any other: it can be called, indexed, computed with and set. Where the script
+branches on one, `decide` gives an answer and keeps the question, so that the script can be run with the other answer.
+"""
+
+import dis
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+OPEN, CLOSE = "⟦", "⟧"
+"""They stand around an expression inside of a text, such as that of `f"runs/{unknown}"`."""
+
+MOST_ASKED, MOST_ITEMS = 60, 3000
+LENGTHS = (1, 997)
+"""How many items an iteration has whose number nobody knows: first one, and in another run many."""
+
+
+class ScriptRun:
+    """One run of a script: what it asked, and what it made."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        """The files of the script's author; other frames belong to Python's library or to this recorder."""
+        self.answers: dict[str, Any] = {}
+        self.asked: dict[str, tuple[int, list[Any]]] = {}
+        self.items = 0
+        self.given_functions: list[Callable[..., Any]] = []
+        """Functions of the script that a library was given, such as `main` in `fire.Fire(main)`."""
+        self.trainers: list[Any] = []
+        self.trained: list[tuple[int, str]] = []
+        """What the script trains before, such as `trl.SFTTrainer(...)`, and the lines."""
+        self.defaults: dict[str, str] = {}
+        """Arguments and variables that were not given, and their defaults."""
+        self.wanted: list[str] = []
+        """Files that the script reads and that are not there."""
+
+    def decide(self, question: str, choices: Sequence[Any]) -> Any:
+        """Return the answer that this run gives to a question, by default the first one."""
+        if question not in self.asked:
+            if len(self.asked) >= MOST_ASKED:
+                raise RuntimeError(f"more than {MOST_ASKED} decisions depend on what nobody knows here")
+            self.asked[question] = (line(), list(choices))
+        return self.answers.get(question, choices[0])
+
+
+RUN = ScriptRun()
+
+
+def frame_of_script() -> FrameType | None:
+    """Return the innermost frame that executes a file of the script."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in RUN.files:
+        frame = frame.f_back
+    return frame
+
+
+def line() -> int:
+    frame = frame_of_script()
+    return frame.f_lineno if frame else 0
+
+
+class Origin:
+    """The expression of an unknown value.
+
+    `kind` is "name" (`text` is the dotted path of a module's member), "call", "get" (an attribute, `text`), "item"
+    (`key`), or "text" (any other expression).
+    """
+
+    def __init__(self, kind: str, text: str = "", of: Any = None, key: Any = None) -> None:
+        self.kind, self.text, self.of, self.key = kind, text, of, key
+        self.arguments: tuple[Any, ...] = ()
+        self.keywords: dict[str, Any] = {}
+        self.line = line()
+        self.parts: dict[Any, Any] = {}
+        """Attributes and items that were read or set before."""
+        self.effects: list[tuple[int, str]] = []
+        """What the script did to the value: the line, and a method or an attribute."""
+
+
+def origin_of(value: Any) -> Origin:
+    return value.__dict__["_origin"]
+
+
+class Foreign:
+    """The base of a class whose base is unknown."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unknown(Origin("text", f"{type(self).__name__}().{name}"))
+
+
+class Unknown:
+    """A value that nobody knows here."""
+
+    def __init__(self, node: Origin) -> None:
+        self.__dict__["_origin"] = node
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        node = origin_of(self)
+        if ("get", name) not in node.parts:
+            child = Origin("name", f"{node.text}.{name}") if node.kind == "name" else Origin("get", name, self)
+            node.parts["get", name] = Unknown(child)
+        return node.parts["get", name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        origin_of(self).parts["get", name] = origin_of(self).parts["set", name] = value
+        changed(self, f"{name} = {shown(value)}")
+
+    def __getitem__(self, key: Any) -> Any:
+        parts, place = origin_of(self).parts, ("item", repr(key))
+        return parts[place] if place in parts else Unknown(Origin("item", of=self, key=key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        origin_of(self).parts["item", repr(key)] = value
+        changed(self, f"[{shown(key)}] = {shown(value)}")
+
+    def __delitem__(self, key: Any) -> None:
+        changed(self, f"del [{shown(key)}]")
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        node = Origin("call", of=self)
+        node.arguments, node.keywords = arguments, keywords
+        RUN.given_functions += [each for each in (*arguments, *keywords.values()) if is_of_script(each)]
+        of = origin_of(self)
+        if of.kind == "get":
+            changed(of.of, f"{of.text}()")
+            if of.text == "train" and shown(of.of).partition("(")[0].endswith("Trainer"):
+                RUN.trained.append((line(), shown(of.of)))
+        return Unknown(node)
+
+    def __iter__(self) -> Iterator[Any]:
+        frame = sys._getframe(1)
+        code = frame.f_code.co_code
+        if dis.opname[code[frame.f_lasti]] == "UNPACK_SEQUENCE":
+            return iter([self[place] for place in range(code[frame.f_lasti + 1])])
+        count = RUN.decide(f"len({shown(self)})", LENGTHS)
+        count = count if RUN.items < MOST_ITEMS else 1
+        RUN.items += count
+        return iter([Unknown(Origin("text", f"an item of {shown(self)}")) for _ in range(count)])
+
+    def keys(self) -> list[str]:  # of f(**unknown) as well
+        return [f"**{OPEN}{shown(self)}{CLOSE}"]
+
+    def __bool__(self) -> bool:
+        return RUN.decide(shown(self), (False, True))
+
+    def __len__(self) -> int:
+        return RUN.decide(f"len({shown(self)})", LENGTHS)
+
+    def __index__(self) -> int:
+        return RUN.decide(f"int({shown(self)})", LENGTHS)
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(RUN.decide(f"float({shown(self)})", LENGTHS))
+
+    def __str__(self) -> str:
+        return f"{OPEN}{shown(self)}{CLOSE}"
+
+    __repr__ = __fspath__ = __str__
+
+    def __format__(self, _: str) -> str:
+        return str(self)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __contains__(self, item: Any) -> bool:
+        return RUN.decide(f"{shown(item)} in {shown(self)}", (False, True))
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return RUN.decide(f"isinstance({shown(value)}, {shown(self)})", (False, True))
+
+    def __subclasscheck__(self, value: Any) -> bool:
+        return self.__instancecheck__(value)
+
+    def __mro_entries__(self, _: Any) -> tuple[type, ...]:
+        return (Foreign,)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def __await__(self) -> Any:
+        return self
+        yield
+
+    def __eq__(self, other: object) -> Any:
+        return True if other is self else Unknown(Origin("text", f"{shown(self)} == {shown(other)}"))
+
+    def __ne__(self, other: object) -> Any:
+        return False if other is self else Unknown(Origin("text", f"{shown(self)} != {shown(other)}"))
+
+
+def _with_operators() -> None:
+    """Give `Unknown` the operators, from either side."""
+    signs = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
+    signs |= {"and": "&", "or": "|", "xor": "^", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+    def operation(sign: str, *, reverse: bool) -> Callable[[Any, Any], Unknown]:
+        def compute(self: Any, other: Any) -> Unknown:
+            left, right = (other, self) if reverse else (self, other)
+            return Unknown(Origin("text", f"{shown(left)} {sign} {shown(right)}"))
+
+        return compute
+
+    for name, sign in signs.items():
+        setattr(Unknown, f"__{name}__", operation(sign, reverse=False))
+        if len(name) > 2 or name == "or":
+            setattr(Unknown, f"__r{name}__", operation(sign, reverse=True))
+    for name, sign in {"neg": "-", "abs": "abs ", "invert": "~", "round": "round "}.items():
+        setattr(Unknown, f"__{name}__", lambda self, *_, sign=sign: Unknown(Origin("text", f"{sign}{shown(self)}")))
+
+
+_with_operators()
+
+
+def is_none(value: Any) -> bool:
+    """Return `value is None`, which a script's comparison is rewritten to."""
+    return RUN.decide(f"{shown(value)} is None", (False, True)) if isinstance(value, Unknown) else value is None
+
+
+def is_of_script(value: Any) -> bool:
+    """Return whether a value is a function that a file of the script defines."""
+    code = getattr(value, "__code__", None) if not isinstance(value, Unknown) else None
+    return code is not None and code.co_filename in RUN.files
+
+
+def changed(value: Any, how: str) -> None:
+    """Note at a value, and at the values that it is a part of, what the script does to it."""
+    path = how
+    while isinstance(value, Unknown):
+        node = origin_of(value)
+        node.effects.append((line(), path))
+        path = f"{node.text}.{path}" if node.kind == "get" else f"[{shown(node.key)}].{path}"
+        value = node.of if node.kind in ("get", "item") else None
+
+
+def shown(value: Any) -> str:
+    """Return a value as the script would write it, on one line and shortened."""
+    if not isinstance(value, Unknown):
+        text = getattr(value, "__name__", None) or repr(value)
+        return _short(unmarked(str(text)))
+    node = origin_of(value)
+    if node.kind == "call":
+        words = [shown(each) for each in node.arguments]
+        words += [f"{name}={shown(each)}" for name, each in node.keywords.items()]
+        return _short(f"{shown(node.of)}({', '.join(words)})")
+    if node.kind == "item":
+        return _short(f"{shown(node.of)}[{shown(node.key)}]")
+    return _short(f"{shown(node.of)}.{node.text}" if node.kind == "get" else node.text)
+
+
+def unmarked(text: str) -> str:
+    return text.replace(OPEN, "").replace(CLOSE, "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 90 else f"{text[:87]}..."
