@@ -77,9 +77,19 @@ def test_gsm8k_is_read_unchanged():
         assert [(q.text, q.answer, q.columns) for q in questions] == [(r["question"], r["answer"], r) for r in rows]
 
 
-def test_rows_in_the_place_of_a_path_are_refused():
-    with pytest.raises(TypeError, match=r"questions_from: expected the path of a file.* found list; write rows into a"):
-        questions_from(ROWS)  # type: ignore[arg-type]
+def test_rows_of_a_program_are_the_same_questions_as_those_of_a_file(jsonl):
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4", "level": 3}, {"prompt": "a"}]
+    assert questions_from(rows, limit=2) == questions_from(jsonl(rows), limit=2)
+    with pytest.raises(UserError, match=r"the rows, row 2: expected an object with columns"):
+        questions_from([rows[0], "2+2="])  # type: ignore[list-item]
+    with pytest.raises(UserError, match="the rows: is empty"):
+        questions_from([])
+
+
+@pytest.mark.parametrize("found", [Path("questions.jsonl"), {"prompt": "1+1="}, {"1+1="}, 3])
+def test_what_is_neither_a_path_nor_rows_is_refused(found):
+    with pytest.raises(TypeError, match=r"as text, or a list of rows, found (PosixPath|dict|set|int)"):
+        questions_from(found)
 
 
 def test_blank_lines_and_a_byte_order_mark_are_ignored(jsonl):

@@ -86,14 +86,19 @@ class Rows:
         return tuple(dict.fromkeys(name for row in self.values.values() for name in row))
 
 
-def read_rows(path: str, *, limit: int | None = None, pinned: Mapping[str, str] | None = None) -> Rows:
+def read_rows(
+    path: str | Sequence[Mapping[str, Any]], *, limit: int | None = None, pinned: Mapping[str, str] | None = None
+) -> Rows:
     """Read the first `limit` rows (all if `None`) of a file, a data set in a folder, one of the Hub, or reasoning-gym.
 
-    The Hub is contacted only if `path` cannot be a file on this machine; `pinned` are commits as `Rows.commits`. Raises
-    `UserError` if there is no such file, if it is empty, or if it cannot be read at all; single rows that cannot be
-    read become `Rows.faults`.
+    Rows that a program has itself are only checked. The Hub is contacted only if `path` cannot be a file on this
+    machine; `pinned` are commits as `Rows.commits`. Raises `UserError` if there is no such file, if it is empty, or if
+    it cannot be read at all; single rows that cannot be read become `Rows.faults`.
     """
-    found = records_of(path, pinned)
+    if isinstance(path, str):
+        found = records_of(path, pinned)
+    else:
+        path, found = "the rows", Records(path)
     if found is not None:
         rows = enumerate(islice(found.rows, limit), 1)
         parsed: list[Parsed] = [check_row(number, row) for number, row in rows]

@@ -73,7 +73,7 @@ class Columns:
 
 
 def questions_from(
-    path: str,
+    path: str | Sequence[Row],
     *,
     prompt: str | None = None,
     answer: str | None = None,
@@ -81,13 +81,13 @@ def questions_from(
     matchers: Matchers = NO_MATCHERS,
     environment_of: EnvironmentOf | None = None,
 ) -> tuple[Question, ...]:
-    """Read the questions of one file or Hub data set. Raises `UserError` with all mistakes in it.
+    """Read the questions of one file or Hub data set, or of a list of rows. Raises `UserError` with all mistakes in it.
 
     The reference answers have to suit the `matchers`, and the environments that rows name have to exist.
     """
-    if not isinstance(path, str):
-        what = "expected the path of a file, or the name of a data set on the Hub, as text"
-        raise TypeError(f"questions_from: {what}, found {type(path).__name__}; write rows into a .jsonl file")
+    if not isinstance(path, str | list | tuple):
+        what = "expected the path of a file or the name of a data set on the Hub, as text, or a list of rows"
+        raise TypeError(f"questions_from: {what}, found {type(path).__name__}")
     rows = read_rows(path, limit=limit)
     columns = detect_columns(rows, prompt=prompt, answer=answer)
     check_answer_column(matchers, rows, columns)
