@@ -2,13 +2,14 @@
 
 RUN is a run of `outdo quickstart --task sums`; from it come page_top.png (and page_top_dark.png), page_tokens.png,
 page_card.png and page_tree.png. From runs that differ in the seed come page_runs.png and page_seeds.png, and from a run
-of `outdo quickstart --careless` page_careless.png. The pictures are written next to this script.
+of `outdo quickstart --careless` page_careless.png and page_careless_dark.png. They are written next to this script.
 """
 
 import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -20,6 +21,8 @@ from outdo.extras.page.runs import collect_runs
 
 HERE = Path(__file__).parent
 WIDTH = 1440
+NARROW = 900
+"""The width of the pictures in README, which is read in a column."""
 
 
 def shoot(page: Page, name: str, first: str, height: int, above: int = 12) -> None:
@@ -57,12 +60,14 @@ def of_seeds(page: Page, runs: list[Path]) -> None:
     shoot(page, "page_seeds.png", ".key", 470)
 
 
-def of_careless(page: Page, run: Path) -> None:
-    """Draw the first screen of a hack, with a question opened whose words are shaded by how much answers read them."""
+def of_careless(page: Page, run: Path, name: str) -> None:
+    """Draw what the page of a hack says first."""
     open_run(page, [run])
-    by_test_id(page, "held-out-answer").nth(1).locator("summary").click()
-    page.evaluate("scrollTo(0, 0)")
-    shoot(page, "page_careless.png", "#curves", 960)
+    top, end = (page.locator(each).first.bounding_box() for each in ("#curves h2", ".tiles"))
+    assert top
+    assert end
+    clip = {"x": 0, "y": top["y"] - 12, "width": NARROW, "height": end["y"] + end["height"] - top["y"] + 12}
+    page.screenshot(path=HERE / name, full_page=True, clip=clip)  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -82,9 +87,14 @@ def main() -> None:
                 open_run(page, [given.run])
                 page.screenshot(path=HERE / name)
         page = browser.new_page(viewport={"width": WIDTH, "height": 905}, color_scheme="light")
-        for draw, runs in ((of_sums, given.run), (of_seeds, given.seeds), (of_careless, given.careless)):
+        for draw, runs in ((of_sums, given.run), (of_seeds, given.seeds)):
             if runs:
                 draw(page, runs)
+        for theme, name in (("light", "page_careless.png"), ("dark", "page_careless_dark.png")):
+            if given.careless:
+                size: Any = {"width": NARROW, "height": 905}
+                page = browser.new_page(viewport=size, color_scheme=theme, device_scale_factor=2)  # type: ignore[arg-type]
+                of_careless(page, given.careless, name)
         browser.close()
 
 

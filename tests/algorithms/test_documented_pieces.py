@@ -1,6 +1,6 @@
 """Test that the recipes and the file in `docs/pieces.md` work, and that `docs/methods/index.md` lists every name.
 
-`tests/cli/test_eight_lines.py` runs the Python code of the page as printed.
+`tests/cli/test_printed_programs.py` runs the Python code of the page as printed.
 """
 
 import re

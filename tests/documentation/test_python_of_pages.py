@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|toml)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HERE = "documentation/test_python_of_pages.py"
 PLACES: dict[str, list[str]] = {
-    "README.md": [HERE, *["cli/test_eight_lines.py"] * 2],
+    "README.md": ["cli/test_printed_programs.py"],
     "docs/adapters.md": [HERE],
     "docs/agents.md": [HERE, HERE, "not run: needs verifiers, in an environment of its own"],
     "docs/checkpoints.md": ["cli/test_own_loop.py"],
@@ -37,8 +37,9 @@ PLACES: dict[str, list[str]] = {
     "docs/from-trl.md": ["not run: trains by TRL and vLLM on a GPU; `outdo convert` reads it", "cli/test_convert.py"],
     "docs/methods/target.md": [HERE],
     "docs/models.md": ["models/test_text_part.py"],
-    "docs/pieces.md": ["cli/test_eight_lines.py"] * 15,
+    "docs/pieces.md": ["cli/test_printed_programs.py"] * 15,
     "docs/reading-a-run.md": ["extras/record/test_documented_queries.py"],
+    "docs/recipe.md": [HERE],
     "docs/record.md": [
         *["extras/record/test_documented_queries.py"] * 3,
         HERE,
@@ -98,7 +99,7 @@ def test_a_session_gives_what_its_page_shows():
 @pytest.mark.parametrize(
     ("page", "name", "values"),
     [
-        ("README.md", "my_reward.py:score", {"It is 42\n": 1.0, "42 it is not": 0.0}),
+        ("docs/recipe.md", "my_reward.py:score", {"It is 42\n": 1.0, "42 it is not": 0.0}),
         ("docs/tutorial.md", "short.py:score", {"2+40#42": 1 - 0.035, "#41": -0.015}),
     ],
 )
