@@ -42,7 +42,7 @@ def test_errors_are_counted_and_have_status_2(home):
     said = outdo_(home, "check", "recipe.toml", *SOUND, f"device={missing}", "--strict", status=2)
     assert f"device '{missing}' is not usable here" in " ".join(said.split())
     assert counted(said).startswith("1 error, no warnings, ")
-    assert "Memory, about" not in said  # estimated with what is wrong
+    assert "Memory, estimated" not in said  # estimated with what is wrong
 
 
 def test_references_that_are_never_rewarded_are_named(home):

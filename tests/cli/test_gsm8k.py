@@ -32,7 +32,7 @@ def test_check_shows_columns_prompts_rewards_arithmetic_memory_and_what_has_no_e
         "optimiser steps in it: 1 (passes 1 × minibatches 1)",
         "the run: 10 steps, 10 optimiser steps",
         "at the peak",
-        "the ratio is 1, so clip_low and clip_high cannot bind",
+        "the ratio is 1, so clip_low and clip_high cannot take effect",
         "No errors, ",
     ):
         assert said in " ".join(checked.out.split())

@@ -126,7 +126,7 @@ def test_a_message_about_one_answer_is_in_the_singular():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ([], "the ratio is 1, so clip_low and clip_high cannot bind"),
+        ([], "the ratio is 1, so clip_low and clip_high cannot take effect"),
         (["train.objective={name='grpo', divergence='k1'}"], "k1 in the loss without its ratio has no gradient"),
         (
             ["train.objective={name='grpo', divergence='k2', kl_ratio=true}"],

@@ -80,7 +80,7 @@ def test_a_sound_run_has_no_mistakes_and_everything_is_shown(model, data):
         "optimiser steps in it: 1 (passes 1 × minibatches 1)",
         "the run: 100 steps, 100 optimiser steps, 80 epochs",
         "columns: question -> prompt, answer -> answer",
-        "clip_low and clip_high cannot bind",
+        "clip_low and clip_high cannot take effect",
         "= 768 is more than the model's context of 64",
         "Adam's two moments",
         "No errors, 1 warning, ",

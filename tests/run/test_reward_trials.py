@@ -97,7 +97,8 @@ def test_programs_are_not_tried_on_their_tests_and_the_sandbox_is_named(tmp_path
     result = try_rewards(recipe, load_questions(recipe).train, references=REFERENCES)
     assert (list(result.errors), list(result.warnings)) == ([], [])
     assert [(trial.kind, trial.scored.value) for trial in result.trials] == [("empty", 0.0), ("wrong", 0.0)]
-    assert result.notes[0] == "an answer is right if code accepts it (the only matcher)"
+    reason = "the only reward that compares it with the reference"
+    assert result.notes[0] == f"an answer is right if code accepts it ({reason})"
     assert result.notes[1].startswith("the reward code runs programs in ")
     folder = RunFolder(tmp_path)
     reward = load_reward([spec for spec, _ in recipe.reward_functions])

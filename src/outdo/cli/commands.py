@@ -26,12 +26,13 @@ class CommandRow(NamedTuple):
 
 COMMANDS: Mapping[str, CommandRow] = {
     "quickstart": CommandRow(
-        "Train a model by GRPO, and show what it answers before and after: a first run, without a recipe of yours.",
+        "Train a model by GRPO, and show what it answers before and after: a first run, which needs no settings.",
         "outdo.extras.quickstart.command:command",
         loads_torch=True,
     ),
     "check": CommandRow(
-        "Check a recipe, its data and its rewards, without loading the model.", "outdo.cli.check:command"
+        "Check a recipe (the file with the settings of a run), its data and its rewards, without loading the model.",
+        "outdo.cli.check:command",
     ),
     "convert": CommandRow(
         "Write the recipe for a configuration of TRL, verl or OpenRLHF; a script is read and never run.",
@@ -39,7 +40,7 @@ COMMANDS: Mapping[str, CommandRow] = {
         foreign_options=True,
     ),
     "plan": CommandRow(
-        "Plan a run on 1 to 10,000 GPUs: memory, seconds, cost, the best split, and what binds.",
+        "Plan a run on 1 to 10,000 GPUs: memory, seconds, cost, how to divide it, and what limits its speed.",
         "outdo.extras.plan.command:command",
     ),
     "train": CommandRow(
@@ -75,7 +76,7 @@ COMMANDS: Mapping[str, CommandRow] = {
         loads_torch=True,
     ),
     "explain": CommandRow(
-        "Show what an objective does to one token: its gradient, its bounds, and where it stops.",
+        "Show how an objective changes the probability of one token: its gradient, and where it stops.",
         "outdo.extras.explain.command:command",
         loads_torch=True,
     ),
@@ -96,12 +97,12 @@ COMMANDS: Mapping[str, CommandRow] = {
         loads_torch=True,
     ),
     "inspect": CommandRow(
-        "Show what was trained: every token, and whether its probability moved as intended.",
+        "Show what was trained: every token, and whether its probability moved the way that the rewards push it.",
         "outdo.extras.page.command:command",
     ),
     "runs": CommandRow("List runs: state, step, latest accuracy or reward, size, age.", "outdo.cli.runs:command"),
     "compare": CommandRow(
-        "Compare runs: the settings in which they differ, and their last metrics; or metrics with given bands.",
+        "Compare runs: the settings in which they differ, and their last metrics; or metrics with ranges in a file.",
         "outdo.extras.page.compare_command:command",
     ),
     "doctor": CommandRow(
@@ -113,7 +114,7 @@ COMMANDS: Mapping[str, CommandRow] = {
         "outdo.extras.trackers.command:command",
     ),
     "glossary": CommandRow(
-        "Explain a metric: what it means, which values are healthy, and what to do otherwise.",
+        "Explain a metric or a word on the screen: what it means, which values are healthy, and what to do otherwise.",
         "outdo.extras.page.glossary_command:command",
     ),
     "plot": CommandRow("Draw the curves of a run.", "outdo.extras.page.plot_command:command"),

@@ -17,6 +17,19 @@ from outdo.utils.text import between, for_terminal
 SHARES = ("pass@", "maj@", "truncated")
 """How the names of shares begin; they are shown in per cent."""
 
+OF_SEVERAL = {"pass": "one of {k} right", "maj": "majority of {k} right"}
+"""What a share of questions means that depends on several answers to each."""
+LABELS = {
+    "without_verdict": "without a verdict (right or wrong)",
+    "reward": "mean reward",
+    "mean_length": "mean length (tokens)",
+    "truncated": "answers cut off",
+    "unscored": "answers without a reward",
+    "n": "questions",
+    "k": "answers to each",
+}
+"""What the table calls the numbers whose names in JSON do not say what they are."""
+
 Results = Mapping[str, Mapping[str, Evaluation]]
 """The evaluations by data set and model."""
 
@@ -70,12 +83,15 @@ def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _label(name: str) -> str:
-    """Return what the table calls a number."""
+    """Return what the table calls a number: what it means, after the name of a share of right answers."""
     if name.endswith("ci95"):
         return "95 % interval"
-    if name == "without_verdict":
-        return "without a verdict"
-    return name.replace("_", " ") if name.startswith("left_out_of_") else name
+    kind, _, k = name.partition("@")
+    if name == "pass@1":
+        return "pass@1: right answers"
+    if kind in OF_SEVERAL and k.isdigit():
+        return f"{name}: {OF_SEVERAL[kind].format(k=k)}"
+    return name.replace("_", " ") if name.startswith("left_out_of_") else LABELS.get(name, name)
 
 
 def _formatted(name: str, value: Any) -> str:

@@ -39,7 +39,7 @@ def _without_later_steps(recipe: Recipe, options: Mapping[str, Any]) -> Iterator
         starts_from_the_engine(objective) and samples_elsewhere(recipe)
     )
     if bounds and is_1 and objective.name not in NOT_COMPOSED:
-        yield f"one update per batch and one minibatch: the ratio is 1, so {' and '.join(bounds)} cannot bind"
+        yield f"one update per batch and one minibatch: the ratio is 1, so {' and '.join(bounds)} cannot take effect"
     if recipe.train.passes == 1 and recipe.train.stop is not None:
         yield "train.stop has no effect: with train.passes = 1 there is no later pass to leave out"
     if recipe.train.passes == 1 and recipe.train.objective.name in LOWEST_LOSS_0:

@@ -103,7 +103,7 @@ def right_rule(names: Sequence[str], chosen: str | None = None) -> RightRule:
         return RightRule(chosen, f"an answer is right if {chosen} is 1 or more (eval.right)", by_value=True)
     matchers = [name for name in names if name in MATCHERS | BY_TASK]
     if len(matchers) == 1:
-        reason = f"an answer is right if {matchers[0]} accepts it (the only matcher)"
+        reason = f"an answer is right if {matchers[0]} accepts it (the only reward that compares it with the reference)"
         return RightRule(matchers[0], reason, by_value=True)  # a share of passed tests is no verdict below 1
     candidates = [name for name in names if name not in NO_VERDICT]
     if matchers or len(candidates) > 1:

@@ -22,13 +22,13 @@ def show(report: Report, console: Console) -> None:
         _heading(console, f"Prompt {number} of {len(report.prompts)}")
         console.print(_plain(prompt))
     if report.trials:
-        _heading(console, "Reward")
+        _heading(console, "Rewards of answers to the first question")
         console.print(_trials_table(report.trials))
     if report.arithmetic:
         _heading(console, "Arithmetic")
         console.print("\n".join(arithmetic_lines(report)), highlight=False, markup=False)
     if report.memory and not report.errors:  # it was estimated with what is wrong
-        _heading(console, "Memory, about")
+        _heading(console, "Memory, estimated")
         console.print(_memory_table(report))
     _list(console, "Notes", report.notes)
     _list(console, "Warnings", report.warnings)
@@ -77,7 +77,7 @@ def _list(console: Console, title: str, lines: Sequence[str]) -> None:
 
 
 def _trials_table(trials: Sequence[Trial]) -> Table:
-    table = Table("answer", "reward", "completion", box=None)
+    table = Table("kind", "reward", "answer", box=None)
     for trial in trials:
         ok = trial.scored.status is Status.ok
         value = f"{trial.scored.value:g}" if ok else trial.scored.status.value
