@@ -19,8 +19,9 @@ def test_the_quickstart_shows_before_and_after_and_next_commands_and_keeps_its_f
     assert all(0 <= summary[name] <= 1 for name in accuracies)
     assert summary["steps"] == 2
 
-    again = outdo("quickstart", "--task", "sums", "--folder", home, "--seed", 3)
+    again = outdo("quickstart", "--task", "sums", "--folder", home, "--seed", 3, "--verbose")
     assert again.status == 0, again.error
+    assert ["objective: grpo" in each.out for each in (done, again)] == [False, True]
     assert "is used again" in again.out
     assert (home / "seed-3" / "run-2" / "summary.json").exists()
     asked = outdo("eval", run, "--json")

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import torch
 import typer
 
-from outdo.cli.arguments import Engine
+from outdo.cli.arguments import Engine, Verbose
 from outdo.cli.output import program
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
 from outdo.cli.train import run_train
@@ -76,6 +76,7 @@ def command(
     folder: Annotated[Path, typer.Option(help="folder for the data and the runs")] = FOLDER,
     seed: Annotated[int, typer.Option(help="random seed of everything")] = 0,
     engine: Engine = None,
+    verbose: Verbose = False,
 ) -> int:
     """Train the model of a task by GRPO, and show the results; return the exit status.
 
@@ -84,7 +85,7 @@ def command(
 
     Raises `UserError` if the task has no careless reward, and `ModelError` if its model cannot be downloaded.
     """
-    display = Display()
+    display = Display(verbose=verbose)
     if careless and task not in CARELESS:
         raise UserError([f"--careless: the task {task} has no careless reward; {' and '.join(CARELESS)} has one"])
     chosen = (CARELESS if careless else TASKS)[task]
