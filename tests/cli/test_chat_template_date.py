@@ -68,7 +68,7 @@ def test_a_run_keeps_the_date_of_its_start(
     checked = outdo("check", *settings)
     assert "model: its chat template writes the date; the run keeps that of its start" in checked.out
     written()
-    trained = outdo("train", *settings, "checkpoint.every=1")
+    trained = outdo("train", *settings, "checkpoint.every=1", "--verbose")
     assert trained.status == 0, trained.error
     assert "date in the chat template: 2027-" in trained.out
     assert 'template = {unread = 1, strftime_now = "2027-' in (run / "recipe.toml").read_text()

@@ -35,7 +35,7 @@ def test_policy_reference_and_critic_are_files_and_the_run_is_checked_saved_resu
     assert checked.status == 0, checked.error
     assert note in checked.out
     assert not list((tmp_path / "cache" / "outdo" / "gguf").glob("*/model.safetensors"))  # the tokenizer alone
-    trained = outdo("train", *settings)
+    trained = outdo("train", *settings, "--verbose")
     assert trained.status == 0, trained.error
     assert note in trained.out
     revisions = json.loads((run / "environment.json").read_text())["revisions"]

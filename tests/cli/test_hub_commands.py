@@ -34,8 +34,9 @@ def test_a_run_downloads_its_model_and_data_writes_down_their_commits_and_goes_o
     data = ("data.path=me/sums", "data.eval_path=me/sums:train[:3]")
     done = outdo_process("train", "model=me/small", "train.adapter=lora", *data, *SMALL, f"run={run}", "steps=1")
     assert done.status == 0, done.error
-    assert "model me/small: not on this machine yet; it is downloaded when the run starts" in done.out
-    assert f"data.path: 12 questions; columns: question -> prompt, answer -> answer; commit {of_data}" in done.out
+    notes = (run / "start.txt").read_text()
+    assert "model me/small: not on this machine yet; it is downloaded when the run starts" in notes
+    assert f"data.path: 12 questions; columns: question -> prompt, answer -> answer; commit {of_data}" in notes
     assert load(run / "recipe.toml").weights == "bfloat16"  # as the files of the model are
     assert json.loads((run / "environment.json").read_text())["revisions"] == revisions
     checkpoint = run / "checkpoints" / "step_000001"

@@ -85,7 +85,7 @@ def test_the_beginning_of_an_answer_is_continued_in_training(
     rows = [{"prompt": CONVERSATIONS["prefill"], "answer": str(n)} for n in range(4)]
     data = written(rows, tmp_path / "rows.jsonl")
     arguments = commands(with_template("own system"), data, tmp_path)["train"]
-    done = outdo(*arguments, "steps=1")
+    done = outdo(*arguments, "steps=1", "--verbose")
     assert done.status == 0, done.error
     assert "have the beginning of the answer, 'Let me see. <think>\\n' in question 1" in done.out
     assert "begins prompts without a system message with a text of its own: <|system|>You are helpful." in done.out

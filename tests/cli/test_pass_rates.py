@@ -145,7 +145,7 @@ def test_a_run_is_not_resumed_with_other_rates(outdo, model, data, rates, tmp_pa
     folder = tmp_path / "run"
     started = outdo("train", f"model={model}", f"data.path={data}", f"run={folder}", chosen, *SMALL, "steps=1")
     assert started.status == 0, started.error
-    assert "data.select: 4 of 10 training questions kept" in started.out
+    assert "data.select: 4 of 10 training questions kept" in (folder / "start.txt").read_text()
     assert outdo("resume", folder, "steps=2").status == 0
     rates.write_text(rates.read_text() + "\n")
     refused = outdo("resume", folder, "steps=3")
