@@ -46,8 +46,27 @@ def test_repeated_pairs_of_words_are_counted() -> None:
     assert metrics(["a b a b", "a b c"])["completions/repeated_ratio"] == pytest.approx((1 / 3 + 0) / 2)
 
 
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        ('"Brave"', 1),
+        ("Sugar is like sugar.", 1),
+        ("", 1),
+        ("Brave is, brave was; and brave!", 0),
+        ("A brave knight rode over the bridge.", 0),
+    ],
+)
+def test_an_answer_of_little_more_than_words_of_its_question_has_two_others_at_most(answer: str, share: int) -> None:
+    question = 'Write about a bridge. Use the word "brave" or "sugar".'
+    for text in (question, [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]):
+        prompt = Prompt(id="1", text=text, token_ids=(1,))
+        found = across_question_metrics([Group(prompt=prompt, rollouts=(rollout(1, text=answer),))])
+        assert found["completions/question_words_ratio"] == share
+
+
 def test_a_single_question_has_no_others() -> None:
-    assert metrics(["a", "a"]).keys() == {"completions/repeated_ratio"}
+    of_an_answer = {"completions/repeated_ratio", "completions/question_words_ratio"}
+    assert metrics(["a", "a"]).keys() == of_an_answer
     assert metrics() == {} == metrics([])
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from outdo.types import Rollout, Step
+from outdo.types import Group, Rollout, Step
 
 UNKNOWN = math.nan
 NOISE = 1e-5  # nats: "numerical noise" of the entries
@@ -241,6 +241,11 @@ def words(text: str) -> list[str]:
     return found
 
 
+def question_text(group: Group) -> str:
+    text = group.prompt.text
+    return text if isinstance(text, str) else " ".join(str(message.get("content", "")) for message in text)
+
+
 def texts(case: Case) -> Numbers:
     groups = [group.rollouts for group in case.step.groups]
 
@@ -262,6 +267,12 @@ def texts(case: Case) -> Numbers:
     for each in case.rollouts:
         pairs = list(zip(words(each.text), words(each.text)[1:], strict=False))
         repeated.append(sum(pair in pairs[:place] for place, pair in enumerate(pairs)) / len(pairs) if pairs else 0.0)
+    little = [
+        sum(word.replace("_", "a").isalnum() for word in dict.fromkeys(words(each.text)) if word not in question) <= 2
+        for group in case.step.groups
+        for question in [words(question_text(group))]
+        for each in group.rollouts
+    ]
     again = [whole(each) in map(whole, group[:place]) for group in groups for place, each in enumerate(group) if place]
     return {
         "completions/empty_ratio": share(each.text.strip() == "" for each in case.rollouts),
@@ -269,6 +280,7 @@ def texts(case: Case) -> Numbers:
         "completions/identical_across_ratio": elsewhere(own),
         "completions/same_beginning_ratio": elsewhere(lambda each: words(each.text)[:3]),
         "completions/repeated_ratio": mean(repeated),
+        "completions/question_words_ratio": share(little),
     }
 
 

@@ -186,4 +186,5 @@ def _reading(recipe: Recipe, policy: Policy, prompts: Prompts[Prompt]) -> Readin
 
     known = prompts.prompts
     count = min(OTHER_QUESTIONS, len(known))
-    return Reading(policy, encode, [known[place * len(known) // count].text for place in range(count)])
+    others = [known[place * len(known) // count].text for place in range(count)]
+    return Reading(policy, encode, others, max_tokens=recipe.sampling.max_tokens)

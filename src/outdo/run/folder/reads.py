@@ -4,7 +4,7 @@
 answers to held-out questions after step 20, where 0 is before the first step.
 
     {"id": "7", "question": "... about a bridge. ...", "answers": 8,
-     "reads": [{"start": 40, "end": 46, "other": "desert", "place": "about a _ Use", "lost": 20.1}]}
+     "reads": [{"start": 40, "end": 46, "other": "desert", "place": "about a _ Use", "lost": 20.1, "ratio": 1.0}]}
 """
 
 from collections.abc import Iterable, Mapping

@@ -9,10 +9,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
 
-from outdo.types import Group, Rollout
+from outdo.types import Group, Prompt, Rollout
 
 BEGINNING = 3
 """Words that make the beginning of an answer."""
+
+FEW = 2
+"""Words of its own that an answer of little more than words of its question has at most."""
 
 COUNTED = 16
 """Words of an answer that `distinct_words` counts: so it compares answers that grow longer or shorter."""
@@ -21,21 +24,23 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the metrics of the texts of some groups; of the first two only where there are several questions:
+    """Return the metrics of the texts of some groups; the first two only where there are several questions:
 
     completions/identical_across_ratio   share of the answers that are an answer to another question too
     completions/same_beginning_ratio     share of the answers whose first three words begin one to another question too
     completions/repeated_ratio           share of the pairs of neighbouring words of an answer that it has had before;
                                          the mean over the answers
+    completions/question_words_ratio     share of the answers with at most two different words that their question does
+                                         not have
 
     Of an episode, the words are those of its last turn.
     """
-    answers = [group.rollouts for group in groups if group.rollouts]
+    answered = [group for group in groups if group.rollouts]
+    answers = [group.rollouts for group in answered]
     if not answers:
         return {}
     words = [[_words(rollout) for rollout in group] for group in answers]
-    repeated = [_repeated(each) for group in words for each in group]
-    metrics = {"completions/repeated_ratio": sum(repeated) / len(repeated)}
+    metrics = _of_each_answer([group.prompt for group in answered], words)
     if len(answers) > 1:
         beginnings = [[each[:BEGINNING] for each in group] for group in words]
         metrics |= {
@@ -43,6 +48,17 @@ def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "completions/same_beginning_ratio": _shared(beginnings),
         }
     return metrics
+
+
+def _of_each_answer(prompts: Sequence[Prompt], words: Sequence[Sequence[Sequence[str]]]) -> dict[str, float]:
+    """Return the metrics of which each answer has a value by itself. `words` are those of each answer, by question."""
+    answers = [(prompt, answer) for prompt, group in zip(prompts, words, strict=True) for answer in group]
+    repeated = (_repeated(answer) for _, answer in answers)
+    little = (_words_beside(prompt, answer) <= FEW for prompt, answer in answers)
+    return {
+        "completions/repeated_ratio": sum(repeated) / len(answers),
+        "completions/question_words_ratio": sum(little) / len(answers),
+    }
 
 
 def distinct_words(texts: Iterable[str]) -> float | None:
@@ -53,6 +69,13 @@ def distinct_words(texts: Iterable[str]) -> float | None:
 
 def _words(rollout: Rollout) -> tuple[str, ...]:
     return tuple(WORD.findall(rollout.text.lower()))
+
+
+def _words_beside(prompt: Prompt, answer: Sequence[str]) -> int:
+    """Return how many different words an answer has that its question, or the messages before it, does not have."""
+    texts = [prompt.text] if isinstance(prompt.text, str) else [str(each.get("content", "")) for each in prompt.text]
+    asked = {word for text in texts for word in WORD.findall(text.lower())}
+    return sum(re.match(r"\w", word) is not None for word in set(answer) - asked)
 
 
 def _own_words(rollout: Rollout) -> tuple[str, ...] | tuple[int, ...]:

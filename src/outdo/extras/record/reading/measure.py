@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from outdo.extras.record.reading.swaps import Swap, Text, named_places, question_of, swaps, with_question
@@ -21,9 +22,15 @@ Encode = Callable[[Prompt, Text], Sequence[int]]
 """Returns the token ids of a prompt whose text is another one."""
 
 GROUPS = 2
-"""Groups of a step that are measured."""
+"""So many whole groups of a step have as many tokens as what is measured of it."""
+QUESTIONS_OF_STEP = 8
+"""Questions of a step that are measured, at most."""
 QUESTIONS = 24
 """Held-out questions that are measured, with one answer to each."""
+
+
+IS_READ = 1.0
+"""Nats that an answer loses at least if it reads a word: it is then e times as likely, or more, with this word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,7 @@ class Read:
 
     swap: Swap
     lost: float  # nats, the mean over the answers
+    ratio: float  # the share of the answers that lose `IS_READ` or more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +53,20 @@ class QuestionRead:
 
     def line(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        reads = [{**asdict(each.swap), "lost": each.lost} for each in self.reads]
+        reads = [{**asdict(each.swap), "lost": each.lost, "ratio": each.ratio} for each in self.reads]
         return {"id": self.id, "question": self.question, "answers": self.answers, "reads": reads}
 
 
 class Reading:
     """Measures what answers read, with the policy as it is.
 
-    `questions` are some of the run, from which the other words are taken. It takes a forward pass over the answers for
-    each word that is replaced, and one without.
+    `questions` are some of the run, from which the other words are taken, and `max_tokens` is the length of an answer
+    at most. It takes a forward pass over the answers for each word that is replaced, and one without.
     """
 
-    def __init__(self, policy: Policy, encode: Encode, questions: Sequence[Text]) -> None:
+    def __init__(self, policy: Policy, encode: Encode, questions: Sequence[Text], *, max_tokens: int) -> None:
         self.policy = policy
+        self.max_tokens = max_tokens
         self.encode = encode
         self.questions = [question for each in questions if (question := question_of(each))]
 
@@ -67,8 +76,20 @@ class Reading:
         return named_places(self.questions)
 
     def of_step(self, groups: Sequence[Group]) -> list[QuestionRead]:
-        """Measure all answers of the first groups of a step."""
-        return self.measure(groups[:GROUPS])
+        """Measure some answers to the first questions of a step: as many questions as `GROUPS` whole groups cost.
+
+        Answers to one question are alike, so that one answer to each of many questions says more. Each question costs
+        its prompt, though. With the longest answers in the place of those that there are, a policy whose answers become
+        short is asked as many questions as before.
+        """
+        answered = [group for group in groups if group.rollouts]
+        if not answered:
+            return []
+        prompt = max(len(group.prompt.token_ids) for group in answered)
+        most = GROUPS * (prompt + max(len(group.rollouts) for group in answered) * self.max_tokens)
+        questions = min(len(answered), QUESTIONS_OF_STEP, max(GROUPS, most // (prompt + self.max_tokens)))
+        answers = max(1, (most // questions - prompt) // self.max_tokens)
+        return self.measure(answered[:questions], answers=answers)
 
     def of_evaluation(self, groups: Sequence[Group]) -> list[QuestionRead]:
         """Measure the first answer to each of the first held-out questions."""
@@ -89,14 +110,18 @@ class Reading:
         return [_question_read(case, rows) for case in cases]
 
     def metrics(self, found: Sequence[QuestionRead]) -> dict[str, float]:
-        """Return `reads/mean`, the nats that an answer loses without a word, `reads/PLACE`, and `reads/questions`."""
-        lost: defaultdict[str, list[float]] = defaultdict(list)
+        """Return what answers lose without a word, `reads/mean` and `reads/PLACE`, and which share of them loses it.
+
+        The shares are `reads_ratio/mean` and `reads_ratio/PLACE`; `reads/questions` is the number of questions.
+        """
+        reads: defaultdict[str, list[Read]] = defaultdict(list)
         for each in (read for question in found for read in question.reads):
-            lost["mean"].append(each.lost)
+            reads["mean"].append(each)
             if each.swap.place in self.places:
-                lost[each.swap.place].append(each.lost)
-        means = {f"reads/{name}": math.fsum(values) / len(values) for name, values in lost.items()}
-        return means | ({"reads/questions": float(len(found))} if found else {})
+                reads[each.swap.place].append(each)
+        means = {f"reads/{name}": fmean(each.lost for each in values) for name, values in reads.items()}
+        shares = {f"reads_ratio/{name}": fmean(each.ratio for each in values) for name, values in reads.items()}
+        return means | shares | ({"reads/questions": float(len(found))} if found else {})
 
     def _case(self, group: Group, answers: int | None) -> "_Case | None":
         prompt = group.prompt
@@ -145,6 +170,9 @@ def _batch(cases: Sequence[_Case]) -> Batch:
 
 def _question_read(case: _Case, sums: Iterator[float]) -> QuestionRead:
     """Take the log-probabilities of the answers of a case, prompt by prompt."""
-    whole, *others = [math.fsum(next(sums) for _ in case.rollouts) / len(case.rollouts) for _ in case.prompts]
-    reads = [Read(swap=swap, lost=whole - other) for (swap, _), other in zip(case.swapped, others, strict=True)]
+    whole, *others = [[next(sums) for _ in case.rollouts] for _ in case.prompts]  # [answers], by prompt
+    reads: list[Read] = []
+    for (swap, _), other in zip(case.swapped, others, strict=True):
+        lost = [before - without for before, without in zip(whole, other, strict=True)]
+        reads.append(Read(swap=swap, lost=fmean(lost), ratio=fmean(each >= IS_READ for each in lost)))
     return QuestionRead(id=case.prompt.id, question=case.question, answers=len(case.rollouts), reads=reads)
