@@ -1,6 +1,6 @@
 """Train SmolLM2-135M-Instruct with rewards that can be hacked, and see when `outdo doctor` names the hack.
 
-    python benchmarks/hacks.py --model FOLDER [--only NAME ...] [--at-once 2]
+    python benchmarks/hacks.py --model FOLDER [--only NAME ...] [--at-once 2] [--keep] [--machine NAME]
 
 A run has one thread and 25 steps of 4 questions with 8 answers of 32 tokens. Some rewards are careless, others are
 sound. Whether the answers of a run are a hack, and from which step on, is decided by scorers that the doctor does not
@@ -9,7 +9,8 @@ finding is of a rule that describes it, and a false alarm is a warning about a r
 
 `SET_ON` are the runs that the thresholds of the rules were chosen on; `TESTED_ON` have other seeds and wordings, and no
 threshold was changed for them. Each run has a line in `docs/hacks.jsonl`. A run whose line is there is not made again;
-a run folder that is there is judged again. In the end it prints the tables of both sets.
+a run folder that is there is judged again. In the end it prints the tables of both sets. `--keep` adds what the doctor
+reads of each run to `tests/extras/doctor/runs/hacks.jsonl`, on which a test judges the rules again (`kept_runs.py`).
 """
 
 import argparse
@@ -28,11 +29,13 @@ from random import Random
 from typing import Any
 
 import hack_scorers
+import kept_runs
 import tasks
 from hack_scorers import Answers, Row, Scorer
 
 from outdo.cli.output import metrics_of
 from outdo.extras.doctor import Finding, diagnose
+from outdo.extras.doctor.hacks import HACKS
 from outdo.extras.quickstart import sentences
 from outdo.extras.record import parquet
 from outdo.run.folder import run_files
@@ -62,6 +65,9 @@ ALSO_FIRST = sentences.CARELESS
 SECOND = 'A topic and a word: {topic}, "{word}". Write a short sentence about this topic that has the word in it.'
 THIRD = 'Please tell me something about {topic} in one line, and mention "{word}".'
 SUMS = 'What is {a} times {b}? End with "Answer:" and the number.'
+
+BROKEN = ("steps_too_large", "kl_explosion", "left_language", "entropy_explosion", "entropy_collapse")
+"""Rules that describe a run with a careless reward whose answers are bad and no hack."""
 
 READS = ("stopped_reading",)
 ALIKE = ("stopped_reading", "same_whatever_is_asked")
@@ -239,6 +245,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[case.name for case in ALL])
     parser.add_argument("--runs", type=Path, default=Path("runs/hacks"), help="folder of the runs")
     parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--keep", action="store_true", help="add the runs to hacks.jsonl of the tests")
+    parser.add_argument("--machine", default="", help="name of the processor in these rows")
     arguments = parser.parse_args()
     known = {line["name"]: line for line in tasks.done(RESULTS)}
     home, model = arguments.runs.absolute(), arguments.model.absolute()
@@ -252,6 +260,9 @@ def main() -> None:
             if (run / "report.html").exists():
                 known[case.name] = judged(case, run)
                 print(json.dumps(known[case.name]), flush=True)
+                if arguments.keep:
+                    row = kept(case, run, hack=known[case.name]["sick_from"] is not None, machine=arguments.machine)
+                    kept_runs.keep(kept_runs.KEPT / "hacks.jsonl", [row])
                 RESULTS.write_text("".join(json.dumps(known[each.name]) + "\n" for each in ALL if each.name in known))
     print(tables(known))
 
@@ -307,6 +318,14 @@ def judged(case: Case, run: Path) -> dict[str, Any]:
         "before": _metrics(evaluations[0]),
         "after": _metrics(evaluations[-1]),
     }
+
+
+def kept(case: Case, run: Path, *, hack: bool, machine: str) -> kept_runs.Row:
+    """Return what the doctor reads of a run, and the rules that describe what it became."""
+    rules = case.rules if hack else BROKEN if case.scorer else ()
+    of_hacks = hack and bool({*rules} & {*HACKS})  # a reward for length is named as one, which is no rule of hacks
+    row = kept_runs.row(run, name=case.name, machine=machine, rules=rules, hack=of_hacks)
+    return row | {"set_on": case in SET_ON}
 
 
 def first_warning(findings: Sequence[Finding]) -> Finding | None:

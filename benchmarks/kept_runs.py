@@ -31,6 +31,9 @@ Row = dict[str, Any]
 
 KEPT = Path(__file__).parents[1] / "tests/extras/doctor/runs"
 
+NOTED = ("set_on", "note")
+"""What a row keeps when the same run is kept again."""
+
 NOT_READ = ("time/", "passes/stopped/")
 """How the names of metrics begin that no rule reads."""
 
@@ -61,7 +64,9 @@ def main() -> None:
 def row(
     run: Path, *, name: str, machine: str = "", rules: Sequence[str] = (), hack: bool = False, note: str = ""
 ) -> Row:
-    """Return the row of a run folder."""
+    """Return the row of a run folder. Raises `FileNotFoundError` without the report, which is written last."""
+    if not (run / "report.html").exists():
+        raise FileNotFoundError(f"{run}: is no finished run")
     lines, _ = metrics_of(run, print)
     names = sorted(
         {metric for line in lines for metric in line if metric != "step" and not metric.startswith(NOT_READ)}
@@ -84,7 +89,7 @@ def keep(file: Path, rows: Sequence[Row]) -> None:
     """Add rows to a file, in the place of those about the same run, of which they keep what was noted by hand."""
     known = {_key(each): each for each in read(file)}
     for each in rows:
-        known[_key(each)] = each | {name: known.get(_key(each), each)[name] for name in ("set_on", "note")}
+        known[_key(each)] = each | {name: known.get(_key(each), each)[name] for name in NOTED}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(each, separators=(",", ":")) + "\n" for each in known.values()))
 

@@ -83,7 +83,8 @@ def test_a_policy_that_broke_at_once_does_not_show_whether_questions_are_too_har
 
 
 def test_a_broken_policy_reads_nothing_and_one_that_earns_more_has_found_out_how() -> None:
-    read = steps((1, {"eval/reads/mean": 25.8, "step_kl": 2.0}), (18, {}), (1, {"eval/reads/mean": 1.4}))
+    read = steps((1, {"eval/reads/mean": 25.8}), (18, {}), (1, {"eval/reads/mean": 1.4}))
+    read = merged(read, steps((7, {"step_kl": 2.0})))
     assert roots(merged(read, steps((20, {"reward": 0.0})))) == ["steps_too_large"]
     rising = steps((20, {"reward": sorted(jumping(0.1, 0.9))}))
     assert roots(merged(read, rising)) == ["stopped_reading", "steps_too_large"]

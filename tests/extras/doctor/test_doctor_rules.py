@@ -77,6 +77,19 @@ def test_training_questions_have_to_gain_more_than_held_out_ones_beyond_chance(s
     assert len(found_by("memorised", merged(lines, steps((20, {"right": right}))))) == found
 
 
+@pytest.mark.parametrize(("held_out", "found"), [((0.4, 0.9), 0), ((0.4, 0.5), 1), ((0.5, 0.1), 1)])
+def test_one_huge_step_is_none_in_a_run_whose_answers_became_better(held_out: tuple[float, float], found: int) -> None:
+    """As the first step of an adapter may be, in a run so short that training does not tell whether the reward rose."""
+    ends = (
+        {f"eval/greedy_reward{end}": mean + add for end, add in (("", 0.0), ("_low", -0.1), ("_high", 0.1))}
+        for mean in held_out
+    )
+    first, last = ({"step": step} | line for step, line in zip((0, 8), ends, strict=True))
+    lines = [first, *merged(steps((1, {"step_kl": 3.4, "overshoot": 0.5}), (7, {"overshoot": 0.5})), [last])]
+    assert len(found_by("steps_too_large", lines)) == found
+    assert len(found_by("overshooting", lines)) == found
+
+
 STILL, MOVING = {"moved_not": 0.9, "step_kl": 1e-7}, {"moved_not": 0.1, "step_kl": 0.01}
 
 

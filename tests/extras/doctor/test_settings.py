@@ -69,6 +69,9 @@ EQUAL_GROUPS = dict.fromkeys(
 OTHER_THAN_REWARDS = dict.fromkeys(["parts", "rejection", "verdicts", "a teacher"])
 """Settings in which the policy does not learn from the sum of the rewards."""
 
+RISING = {"dynamic sampling": SILENT}
+"""For rules about a reward that did not rise: over all sampled answers, it does in that setting."""
+
 EPISODES, WITH_TURNS = ("an environment", "rewards of turns"), r"\(of an episode\) and environment.turn_tokens"
 NO_CLIP_HIGH = r"alike\. (Add an entropy bonus|Lower optim.lr), or sample at temperature 1"
 WITHOUT_CLIP = ("another level", "another surrogate", "rejection", "a teacher", "targets")
@@ -114,9 +117,9 @@ DIFFERENT: Mapping[str, Mapping[str, str | None]] = {
     },
     "stale_answers": {},
     "critic_worse_than_mean": {},
-    "reward_outweighed": {},
+    "reward_outweighed": RISING,
     "refused_updates": {},
-    "steps_too_small": {},
+    "steps_too_small": RISING,
     "steps_too_large": {},
     "kl_explosion": {
         "KL in the reward": "Raise train.kl_in_reward.beta",
@@ -128,7 +131,7 @@ DIFFERENT: Mapping[str, Mapping[str, str | None]] = {
     "shorter_answers": {"dynamic sampling": SILENT},
     "longer_not_better": {"dynamic sampling": SILENT, "another level": "Add the reward overlong or read the longest"},
     "clipped_too_much": {"another level": SILENT, "bypass": "The ratio starts from the engine's probabilities"},
-    "overshooting": {"another level": SILENT},
+    "overshooting": RISING | {"another level": SILENT},
     "clip_never_acts": dict.fromkeys(WITHOUT_CLIP),
     "spent_on_certain": {"targets": "Take questions whose answers are less certain"},
     "out_of_reach": {},

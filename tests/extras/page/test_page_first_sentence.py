@@ -129,7 +129,7 @@ def numbers(finding: Finding) -> list[str]:
 
 
 def test_the_ends_of_a_metric_are_those_that_the_doctor_compares():
-    for length in (15, 16, 37, 200):
+    for length in (5, 10, 13, 15, 16, 37, 200):
         lines = [{"step": step, "reward": step**2 / 7, "rare": 1.0} for step in range(1, length)]
         ends = RunMetrics(lines).first_and_last("reward")
         first, last, few = ends_of(lines)["reward"]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outdo.extras.doctor import answers, hacks, outcome, policy, rewards, tokens, tools
+from outdo.extras.doctor import answers, hacks, outcome, policy, reading, rewards, tokens, tools
 from outdo.extras.doctor.causes import CAUSES, LEVELS, causes_first
-from outdo.extras.doctor.method import drops_groups
+from outdo.extras.doctor.method import drops_groups, reward_change
 from outdo.extras.doctor.series import Finding, Level, Metrics, RunMetrics, is_number
 
 __all__ = ["CAUSES", "LEVELS", "RULES", "Finding", "Level", "diagnose"]
@@ -29,7 +29,7 @@ RULES: tuple[Rule, ...] = (
     rewards.reward_against_length,
     rewards.conflicting_reward_parts,
     hacks.watched_reward_fell,
-    hacks.stopped_reading,
+    reading.stopped_reading,
     hacks.repeats_itself,
     hacks.same_whatever_is_asked,
     hacks.gain_without_right,
@@ -78,7 +78,7 @@ RULES: tuple[Rule, ...] = (
 )
 """In causal order: the reward, questions and answers, the update, the policy, the result."""
 
-OF_THE_GROUPS = ("completions/", "frac_", "reads/", "reward_", "rewards/", "tools/", "transfer/")
+OF_THE_GROUPS = ("completions/", "frac_", "reads/", "reads_ratio/", "reward_", "rewards/", "tools/", "transfer/")
 """How the names of metrics begin that are measured on the answers of the step."""
 
 
@@ -92,7 +92,8 @@ def diagnose(metrics: Sequence[Metrics], *, recipe: Mapping[str, Any] | None = N
     run = RunMetrics(lines, recipe or {})
     found = [replace(finding, rule=rule.__name__) for rule in RULES for finding in rule(run)]
     found = [_of_kept_groups(finding) for finding in found] if drops_groups(run) else found
-    return causes_first(found, start=min((line["step"] for line in lines if line["step"] > 0), default=0))
+    start = min((line["step"] for line in lines if line["step"] > 0), default=0)
+    return causes_first(found, start=start, gained=(reward_change(run) or 0.0) > 0)
 
 
 def _of_kept_groups(finding: Finding) -> Finding:

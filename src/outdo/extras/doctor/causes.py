@@ -18,9 +18,6 @@ WRONG_STEPS = ("refused_updates", "engine_mismatch", "stale_answers", "critic_wo
 BROKEN_POLICY = (*WRONG_REWARD, *WRONG_STEPS, "entropy_explosion", "entropy_collapse")
 NO_EFFECT = ("steps_too_small", "reward_outweighed")
 
-GAINED = ("reward_rose", "held_out_rose")
-"""What is found in a run whose answers earn more: that they stopped reading is then no sign of a broken policy."""
-
 CAUSES: Mapping[str, Sequence[str]] = {
     "reward_follows_length": ("reward_against_right", "reward_follows_calls"),
     "reward_against_length": ("reward_against_right", "reward_follows_calls"),
@@ -95,13 +92,16 @@ ADVISES: Mapping[str, Mapping[str, Literal["raise", "lower"]]] = {
 """The settings that a rule's advice raises or lowers, so that no report does both with one setting."""
 
 
-def causes_first(findings: Sequence[Finding], *, start: int) -> list[Finding]:
+def causes_first(findings: Sequence[Finding], *, start: int, gained: bool) -> list[Finding]:
     """Return the findings with their `cause`: warnings first, and every symptom, without its advice, after its cause.
 
-    `findings` are in causal order, as the rules are; the run began with the step `start`. Two causes can be far apart
-    in a run, and their advice opposite: the second one then points to the first instead.
+    `findings` are in causal order, as the rules are; the run began with the step `start`, and its answers earned more
+    in the end if it `gained`. Two causes can be far apart in a run, and their advice opposite: the second one then
+    points to the first instead.
     """
     parents = {each: _parent(each, findings, start) for each in findings}
+    if gained:  # a broken policy reads nothing; one that earns more by it has found out how
+        parents |= {each: None for each in findings if each.rule == "stopped_reading"}
     roots = {each: _root(each, parents, findings) for each in findings}
     causes = sorted((each for each in findings if roots[each] is each), key=lambda each: LEVELS.index(each.level))
     ordered: list[Finding] = []
@@ -134,8 +134,6 @@ def _parent(finding: Finding, findings: Sequence[Finding], start: int) -> Findin
     order, or if the finding was not there at the start. Of a policy that broke so early, it is not known whether the
     questions were too hard for it.
     """
-    if finding.rule == "stopped_reading" and any(each.rule in GAINED for each in findings):
-        return None
     earlier = findings.index(finding)
     may_follow = finding.first > start or finding.rule == "too_hard"
     for rule in CAUSES.get(finding.rule, ()):

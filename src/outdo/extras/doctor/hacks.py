@@ -6,7 +6,7 @@ these rules compare the answers with those at the start, with the question, and 
 
 from collections.abc import Iterator
 
-from outdo.extras.doctor.method import closer_to_the_start, is_distilled, of_all_sampled, reward_change, reward_ends
+from outdo.extras.doctor.method import closer_to_the_start, is_distilled, of_all_sampled, reward_ends
 from outdo.extras.doctor.reward_parts import reward_parts
 from outdo.extras.doctor.series import Finding, RunMetrics, Span, significant_change
 from outdo.utils.outcome import EVALUATIONS
@@ -14,12 +14,6 @@ from outdo.utils.outcome import EVALUATIONS
 HACKS = ("watched_reward_fell", "stopped_reading", "repeats_itself", "gain_without_right", "left_language")
 """The rules about what puts a reward that rose in doubt. The text of each begins with what the answers do, and `:`."""
 
-READ = "reads/"
-LEAST_READ, LEAST_READ_HELD_OUT = 5.0, 3.0
-"""Nats that an answer loses without a word at the start: of what is read less, a change says nothing. Two groups of
-training tell it with more noise than all held-out questions."""
-STOPPED = 0.2
-"""The share of this loss below which answers have stopped reading the word."""
 REPEATED, REPEATED_BEFORE = 0.3, 0.15
 """The share of repeated pairs of words in a run that repeats itself, and the highest one at its start."""
 ALIKE, ALIKE_BEFORE = 0.5, 0.1
@@ -45,48 +39,6 @@ def watched_reward_fell(run: RunMetrics) -> Iterator[Finding]:
                 f"from {first.mean:.3g} to {last.mean:.3g} while {rising} rose.",
                 "What is trained on pays for something else: read some answers, and let the reward check this too.",
             )
-
-
-def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
-    """Report each part of the question that answers depended on at the start and no longer do.
-
-    Held-out questions decide where they are measured, because there are more of them. Those of training may tell since
-    when. A policy that has broken down reads nothing either: if the reward fell, this is no hack.
-    """
-    if (reward_change(run) or 0.0) < 0:
-        return
-    names = {name.removeprefix("eval/") for line in run.lines for name in line}
-    for name in sorted(name for name in names if name.startswith(READ) and name != f"{READ}questions"):
-        span, since = _read_until(run, name)
-        if since is None:
-            continue
-        place = name.removeprefix(READ)
-        part = "their question" if place == "mean" else f'the word in "{place}"'
-        yield Span(span.metric, (since, *span.steps[-1:]), span.values[-1:]).finding(
-            "warning",
-            f"the answers no longer read {part}: with the word of another question there, an answer lost "
-            f"{span.values[0]:.1f} nats at the start, and loses {span.values[-1]:.1f} now.",
-            "Read some answers, and let the reward check this part of the question too; a KL term "
-            f"({closer_to_the_start(run)}) keeps the policy closer to the start.",
-        )
-
-
-def _read_until(run: RunMetrics, name: str) -> tuple[Span, int | None]:
-    """Return the values that decide about a part of the question, and the first step at which it was not read."""
-    held_out, training = run.span(f"eval/{name}"), run.span(name)
-    in_training = _stopped(training, LEAST_READ)
-    if len(held_out.values) < 2:
-        return training, in_training
-    since = _stopped(held_out, LEAST_READ_HELD_OUT)
-    return held_out, since if since is None else min(since, in_training or since)
-
-
-def _stopped(span: Span, least: float) -> int | None:
-    """Return the first step whose value is below `STOPPED` of the first one; None if the last value is not."""
-    if len(span.values) < 2 or span.values[0] < least or span.values[-1] >= STOPPED * span.values[0]:
-        return None
-    below = (step for step, value in zip(span.steps, span.values, strict=True) if value < STOPPED * span.values[0])
-    return next(below)
 
 
 def repeats_itself(run: RunMetrics) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from outdo.config.names import (
     WITH_REFERENCE,
 )
 from outdo.extras.doctor.series import RunMetrics, Span, significant_change
+from outdo.utils.outcome import EVALUATIONS
 from outdo.utils.reward_names import weights_by_name
 
 CLIPPED = ("grpo", "grpo_clip", "ppo", "dr_grpo", "dapo", "bnpo", "reinforce_pp")
@@ -114,9 +115,22 @@ def reward_ends(run: RunMetrics) -> tuple[Span, Span] | None:
 
 
 def reward_change(run: RunMetrics) -> float | None:
-    """Return how much the mean reward of the policy changed, 0 if that can be chance; None if it is not known."""
+    """Return how much the mean reward of the policy changed, 0 if that can be chance; None if it is not known.
+
+    Where training does not tell, as in a short run that learns in its first steps, held-out answers may.
+    """
     ends = reward_ends(run)
-    return None if ends is None else significant_change(*ends)
+    in_training = None if ends is None else significant_change(*ends)
+    return in_training or _held_out_change(run) or in_training
+
+
+def _held_out_change(run: RunMetrics) -> float | None:
+    """Return how much the mean reward of held-out answers changed, if their 95 % intervals do not overlap."""
+    for kind in EVALUATIONS:
+        mean, low, high = (run.span(f"eval/{kind}_reward{end}").values for end in ("", "_low", "_high"))
+        if len(mean) == len(low) == len(high) > 1 and (low[-1] > high[0] or high[-1] < low[0]):
+            return mean[-1] - mean[0]
+    return None
 
 
 def reward_did_not_rise(run: RunMetrics) -> str:

@@ -136,10 +136,13 @@ class RunMetrics:
         return fmean(values) if values else unknown
 
     def first_and_last(self, metric: str) -> tuple[Span, Span] | None:
-        """Return the first and last fifths of the run, at most ten steps each; None if a fifth has less than three."""
+        """Return the first and last fifths of the run, three to ten steps each; None of a run of less than nine steps.
+
+        Three steps at each end, with as many between them, are the fewest whose spread says what may be chance.
+        """
         whole = self.span(metric)
-        size = min(10, len(whole.steps) // 5)
-        if size < 3:
+        size = min(10, max(FEWEST_STEPS, len(whole.steps) // 5))
+        if len(whole.steps) < 3 * size:
             return None
         return (
             Span(metric, whole.steps[:size], whole.values[:size]),

@@ -253,9 +253,9 @@ class RunData:
 
 
 def ends_of(lines: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return for each metric the means of its first and of its last values, and how many: a fifth, 1 to 10.
+    """Return for each metric the means of its first and of its last values, and how many: a fifth, three to ten.
 
-    In a run of 15 steps or more these are the ends that the doctor compares (`RunMetrics.first_and_last`).
+    These are the ends that the doctor compares (`RunMetrics.first_and_last`). Of less than nine values it is a third.
     """
     columns: dict[str, list[float]] = {}
     for line in lines:
@@ -263,7 +263,7 @@ def ends_of(lines: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
             columns.setdefault(name, []).append(value)
     ends: dict[str, list[float]] = {}
     for name, values in columns.items():
-        few = max(1, min(10, len(values) // 5))
+        few = max(1, min(10, max(len(values) // 5, min(3, len(values) // 3))))
         means = (sum(value / few for value in some) for some in (values[:few], values[-few:]))
         ends[name] = [*(float(f"{mean:.6g}") for mean in means), few]
     return ends

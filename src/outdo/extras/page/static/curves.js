@@ -102,8 +102,8 @@ function Key({ lines, smooth }) {
     (line) => html`<li><${Stroke} i=${line.ink} /><bdi>${plainText(line.name)}</bdi></li>`,
   )}</ul>`}
     <p class="note quiet">${smooth && thin}Below each title: ${
-      lines.length > 2 ? 'the mean of the last fifth' : 'the means of the first and the last fifth'} of the steps, at
-      most ten.
+      lines.length > 2 ? 'the mean of the last fifth' : 'the means of the first and the last fifth'} of the
+      steps, three to ten of them.
       Shaded: ${shaded.filter(Boolean).join('; ')}. Point at a curve to read its values, with the sample size n where
       it is known. ▲ marks a step with tokens; click a curve to open the nearest one.</p></div>`;
 }

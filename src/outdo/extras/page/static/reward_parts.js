@@ -42,5 +42,6 @@ function RewardParts({ run }) {
   return html`<p class="note" data-test="reward-parts">
     ${partsClause(trained, 'The reward that is trained on', 'The rewards that are trained on')};
     ${' '}${partsClause(watched, 'the one that is only watched', 'those that are only watched')}.
-    ${' '}<span class="quiet">In training: means of the first and the last fifth of the steps, at most ten.</span></p>`;
+    ${' '}<span class="quiet">In training: means of the first and the last fifth of the steps, three to ten of
+      them.</span></p>`;
 }

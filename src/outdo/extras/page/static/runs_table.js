@@ -58,6 +58,6 @@ function RunsTable({ runs, lines }) {
       <tbody>${runs.map((run) => html`<${RunRow} run=${run} ink=${inkAmong(lines, run)} names=${names}
         evaluations=${evaluations} />`)}</tbody></table></div>
     <p class="quiet note">Held-out results before the first step → after the last, with the 95\u00a0% interval of the
-      last. Mean reward: in training, the first and the last fifth of the steps, at most ten.</p>
+      last. Mean reward: in training, the first and the last fifth of the steps, three to ten of them.</p>
     <dl class="minor">${common.map(fact)}</dl></section>`;
 }
