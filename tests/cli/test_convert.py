@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from outdo.config.file import load
+from outdo.utils.errors import UserError
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("from-trl.md",)
@@ -53,12 +54,14 @@ def test_the_recipe_of_a_page_can_be_checked_as_the_page_says(outdo, chat_model,
 
 def test_remarks_are_printed_and_the_next_command(outdo, tmp_path):
     config = tmp_path / "config.yaml"
-    config.write_text("model_name_or_path: m\ndataset_name: x.jsonl\nlogging_steps: 3\n", encoding="utf-8")
+    settings = "model_name_or_path: m\ndataset_name: x.jsonl\nreward_funcs: accuracy_reward\nlogging_steps: 3\n"
+    config.write_text(settings, encoding="utf-8")
     out = tmp_path / "recipe.toml"
     done = outdo("convert", "trl", config, "num_generations=4", "--out", out)
     assert done.status == 0
     assert f"{out}: written" in done.out
-    assert "  logging_steps = 3: outdo has no such setting, because it writes the metrics of every step" in done.out
+    assert "  accuracy_reward: outdo's reward math decides" in done.out
+    assert "  logs: logging_steps\n" in done.out
     assert done.out.endswith(f"Next: outdo check {out}\n")
     assert load(out).train.group_size == 4
 
@@ -75,11 +78,21 @@ def test_all_mistakes_are_printed_and_nothing_is_written(outdo, tmp_path):
 
 def test_a_recipe_that_lacks_its_model_is_written_and_told(outdo, tmp_path):
     out = tmp_path / "recipe.toml"
-    done = outdo("convert", "verl", "data.train_files=x.parquet", "actor_rollout_ref.rollout.n=8", "--out", out)
+    done = outdo("convert", "verl", "data.train_files=gsm8k.parquet", "actor_rollout_ref.rollout.n=8", "--out", out)
     assert done.status == 1
     assert "The recipe is not complete:" in done.out
     assert f"{out}: model: required" in done.out
     assert load(out, ["model=m"]).train.compat == "verl"
+
+
+def test_a_recipe_without_the_reward_of_its_source_is_not_complete_and_does_not_load(outdo, tmp_path):
+    out = tmp_path / "recipe.toml"
+    done = outdo("convert", "trl", "model_name_or_path=m", "dataset_name=x.jsonl", "--out", out)
+    assert done.status == 1
+    assert "rewards: the function that scores an answer; nothing that was read says it" in done.out
+    assert "# Not complete:" in out.read_text(encoding="utf-8")
+    with pytest.raises(UserError, match="not complete: rewards"):
+        load(out)
 
 
 def test_a_recipe_that_exists_is_not_overwritten(outdo, tmp_path):

@@ -231,7 +231,6 @@ def test_the_names_since_0_10_mean_what_the_earlier_ones_mean(tmp_path: Path) ->
     assert after.settings["precision"] == "bfloat16"
     assert after.remarks == [
         "train.batch_size = 512: OpenRLHF divides the answers into minibatches, outdo keeps groups whole",
-        "reward.clip_range = [-10, 10]: a reward function of outdo limits its own values",
         'actor.lr_scheduler = "cosine_with_min_lr": '
         "OpenRLHF's cosine ends at 0.1 times the learning rate, outdo's at 0",
     ]

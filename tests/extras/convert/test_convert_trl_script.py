@@ -13,10 +13,9 @@ import pytest
 from trl_scripts import SCRIPTS
 
 from outdo.extras.convert import recorded
-from outdo.extras.convert.reading import Configuration, NotRunError
+from outdo.extras.convert.reading import Configuration, NotRunError, with_code
 from outdo.extras.convert.recorded import recorded_script
 from outdo.extras.convert.trainer_call import OF_THE_MODEL
-from outdo.extras.convert.trainer_functions import with_code
 from outdo.extras.convert.trl_script import read_script
 from outdo.rewards import RewardInput, load_reward
 from outdo.utils.errors import UserError

@@ -17,16 +17,13 @@ from typing import Any
 from outdo.config.messages import format_value, to_toml
 from outdo.config.settings import leaves
 from outdo.config.unknown_settings import instead_of, listed_hint
-from outdo.extras.convert.conversion import Conversion, Given, Rule
+from outdo.extras.convert.conversion import NOT_COMPLETE, Conversion, Given, Rule
 from outdo.extras.convert.reading import Configuration, reading_of
 from outdo.utils.text import dotted
 
 TABLES = Path(__file__).parent
 MISSPELT = 0.85
 """Similarity, of at most 1, from which on an unknown name may be a typing error."""
-
-NOT_COMPLETE = "not complete: "
-"""What the text begins with that a recipe has where nobody knows the value: `outdo check` refuses it."""
 
 NEEDED = {
     "rewards": "the function that scores an answer",
@@ -76,12 +73,17 @@ class Library:
         usual = self.table.get("usual", {})
         return usual.get(name, usual.get(_last(name)))
 
-    def switch(self, name: str) -> str | None:
-        """Return what has to be on for the library to read a setting; None if it always reads it."""
-        switches = self.table.get("switches", {})
-        parts = name.split(".")
+    def switch_off(self, name: str, given: Given) -> str | None:
+        """Return what the library reads a setting with alone, and what is off; None if nothing is."""
+        switches, parts = self.table.get("switches", {}), name.split(".")
         prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        return next((switches[prefix] for prefix in prefixes if prefix in switches), None)
+        switch = next((switches[prefix] for prefix in prefixes if prefix in switches), None)
+        if switch is None or switch == name:
+            return None
+        other, _, wanted = switch.partition(" = ")
+        value = given.written.get(other, self.defaults.get(other))
+        is_on = str(value) == wanted if wanted else bool(value) and value not in ("no", -1)
+        return None if is_on else _short(switch)
 
 
 @cache
@@ -128,7 +130,7 @@ def converted(
     conversion.incomplete = [*reading.missing, *conversion.incomplete]
     for key, what in NEEDED.items():
         if key not in conversion.settings:
-            conversion.incomplete.append(f"{key}: {what} is not in what was read")
+            conversion.incomplete.append(f"{key}: {what}; nothing that was read says it")
     if "rewards" not in conversion.settings:
         conversion.settings["rewards"] = f"{NOT_COMPLETE}rewards"
     return conversion
@@ -162,8 +164,8 @@ def _count_what_rules_read(conversion: Conversion, source: Library, written: Map
     """
     remaining = dict(written)
     for name in [name for name in written if name in conversion.given.read]:
-        if not conversion.given.changed(name):
-            conversion.account[name] = "default"
+        if not conversion.given.changed(name) or written[name] == source.usual(name):
+            conversion.account[name] = "remark" if name in conversion.reported else "default"
             continue
         others = {other: value for other, value in remaining.items() if other != name}
         without = source.apply(others)
@@ -179,7 +181,7 @@ def _count_what_rules_read(conversion: Conversion, source: Library, written: Map
 def _report_without_effect(conversion: Conversion, source: Library, name: str) -> None:
     if concern := source.concern(name):
         _aside(conversion, concern, _last(name))
-    elif switch := source.switch(name):
+    elif switch := source.switch_off(name, conversion.given):
         _aside(conversion, f"{OFF} ({switch})", _short(name))
     else:
         conversion.remark(name, "changes nothing beside the other settings")
@@ -224,7 +226,7 @@ def _count_what_no_rule_reads(conversion: Conversion, source: Library) -> None:
             conversion.account[name] = "default"
         elif concern := source.concern(name):
             _aside(conversion, concern, _last(name))
-        elif switch := source.switch(name):
+        elif switch := source.switch_off(name, given):
             _aside(conversion, f"{OFF} ({switch})", _short(name))
         elif hint := listed_hint(name):
             conversion.remark(name, hint.partition(" (in ")[0])
@@ -236,7 +238,11 @@ def _count_what_no_rule_reads(conversion: Conversion, source: Library) -> None:
 
 def _is_usual(source: Library, name: str, value: Any) -> bool:
     usual = source.defaults.get(name, source.usual(name))
-    return value in (None, [], {}, usual) or (usual is None and value is False and source.concern(name) is not None)
+    return (
+        _last(name) == "_target_"
+        or value in (None, [], {}, usual)
+        or (usual is None and value is False and source.concern(name) is not None)
+    )
 
 
 def _report_unknown(conversion: Conversion, source: Library, name: str, last_parts: Sequence[str]) -> None:
@@ -262,7 +268,7 @@ def _mark_unread(conversion: Conversion, source: Library, name: str, what: str) 
     for probe in chain(_near_default(source.defaults.get(name)), PROBES):
         after = source.apply({**known, name: probe})
         reads = reads or name in after.given.read
-        if len(after.mistakes) <= len(before.mistakes) and after.settings != before.settings:
+        if {*after.mistakes} <= {*before.mistakes} and after.settings != before.settings:
             conversion.settings = _marked(conversion.settings, before.settings, after.settings, text)
             break
     else:
@@ -298,7 +304,7 @@ def _marked(now: Any, before: Any, after: Any, text: str) -> Any:
 
 
 def _earlier_versions(conversion: Conversion, source: Library) -> Iterator[str]:
-    """Yield a remark for each earlier version whose settings are written, with the defaults in which it differed."""
+    """Yield a remark about the earliest version whose settings are written, with the defaults in which it differed."""
     written = conversion.given.written
     for version in source.table.get("earlier", ()):
         signs = [name for name in written if name in version["signs"] or _last(name) in version["signs"]]
@@ -312,3 +318,4 @@ def _earlier_versions(conversion: Conversion, source: Library) -> Iterator[str]:
                 f"{', '.join(signs)}: of {source.name} {version['when']}, which had other defaults; the recipe has "
                 f"today's where nothing is written. If you trained with that version, give them: {', '.join(differing)}"
             )
+            return

@@ -10,12 +10,11 @@ from rich.console import Console
 from outdo.cli.arguments import OtherSettings, not_writable
 from outdo.cli.output import print_line
 from outdo.config.file import load
-from outdo.extras.convert.account import NOT_COMPLETE, table_of
-from outdo.extras.convert.conversion import Conversion
+from outdo.extras.convert.account import table_of
+from outdo.extras.convert.conversion import NOT_COMPLETE, Conversion
 from outdo.extras.convert.openrlhf import convert_openrlhf
-from outdo.extras.convert.reading import Configuration
+from outdo.extras.convert.reading import CODE, Configuration, with_code
 from outdo.extras.convert.sources import read_openrlhf, read_trl, read_verl
-from outdo.extras.convert.trainer_functions import with_code
 from outdo.extras.convert.trl import convert_trl
 from outdo.extras.convert.verl import convert_verl
 from outdo.extras.convert.written import INCOMPLETE, headed, written_recipe
@@ -110,12 +109,16 @@ def _file_and_settings(library: Library, words: Sequence[str]) -> tuple[Path | N
 
 
 def _convert(
-    library: Library, reading: Configuration, code: Path, *, rows: int | None, processes: int | None
+    library: Library, configuration: Configuration, code: Path, *, rows: int | None, processes: int | None
 ) -> Conversion:
     """Return the conversion, in which the functions of the configuration are those of the file `code`."""
     if library == "verl":
-        return convert_verl(reading, rows=rows)
-    if library == "openrlhf":
-        return convert_openrlhf(reading, rows=rows)
-    reading.written = {name: with_code(value, str(code)) for name, value in reading.written.items()}
-    return convert_trl(reading, processes=processes or reading.processes or 1, rows=rows)
+        conversion = convert_verl(configuration, rows=rows)
+    elif library == "openrlhf":
+        conversion = convert_openrlhf(configuration, rows=rows)
+    else:
+        conversion = convert_trl(configuration, processes=processes or configuration.processes or 1, rows=rows)
+    conversion.settings = with_code(conversion.settings, str(code))
+    for sentences in (conversion.remarks, conversion.incomplete):
+        sentences[:] = [sentence.replace(CODE, f"{code}:") for sentence in sentences]
+    return conversion

@@ -16,6 +16,9 @@ TEXT_OR_LIST = ("report_to", "train_files", "val_files", "target_modules")
 """Last parts of settings that are a text or a list of them."""
 
 
+NOT_COMPLETE = "not complete: "
+"""What the text begins with that a recipe has where nobody knows the value: `outdo check` refuses it."""
+
 RESULTS_COUNT = "in an episode with tools their results count there as well; overlong counts what the policy sampled"
 """What a penalty for long answers means elsewhere."""
 

@@ -4,15 +4,18 @@ The rules have the names of OpenRLHF before 0.10. Those of later versions are tr
 what the user reads.
 """
 
+import ast
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from outdo.extras.convert.account import converted, table_of
 from outdo.extras.convert.conversion import (
+    NOT_COMPLETE,
     OWN_ENGINE,
     RESULTS_COUNT,
     Conversion,
@@ -51,11 +54,7 @@ def convert_openrlhf(settings: Configuration | Mapping[str, Any], *, rows: int |
     earlier = {new: old for old, new in since_0_10.items()}
     names = {name: earlier.get(_without_backend(name), name) for name in (*reading.written, *reading.unread)}
     is_later = any("." in name for name in names)
-    renamed = replace(
-        reading,
-        written=_with_correction({names[name]: value for name, value in reading.written.items()}),
-        unread={names[name]: what for name, what in reading.unread.items()},
-    )
+    renamed = _with_earlier_names(reading, names)
     conversion = converted(
         "OpenRLHF",
         renamed,
@@ -68,6 +67,14 @@ def convert_openrlhf(settings: Configuration | Mapping[str, Any], *, rows: int |
         for sentences in (conversion.remarks, conversion.mistakes, conversion.incomplete, *conversion.asides.values()):
             sentences[:] = [_renamed(sentence, since_0_10) for sentence in sentences]
     return conversion
+
+
+def _with_earlier_names(reading: Configuration, names: Mapping[str, str]) -> Configuration:
+    written = {names[name]: value for name, value in reading.written.items()}
+    unread = {names[name]: what for name, what in reading.unread.items()}
+    if unread.pop("use_wandb", None):  # a key, which no recipe has
+        written["use_wandb"] = "a key"
+    return replace(reading, written=_with_correction(written), unread=unread)
 
 
 def _without_backend(name: str) -> str:
@@ -148,7 +155,7 @@ def _critic(c: Conversion) -> dict[str, Any]:
     if given["freezing_actor_steps"] > 0:
         critic["warmup"] = given["freezing_actor_steps"]
     path, model = given["critic_pretrain"], given["reward_pretrain"]
-    agent = given.written.get("agent_func_path")  # no rule reads it, so that it is reported
+    agent = given["agent_func_path"]
     if path and path != given["pretrain"]:
         critic["path"] = path
         c.remark(
@@ -255,15 +262,52 @@ def _rewards(c: Conversion) -> None:
             "remote_rm_url",
             "write its function for outdo, f(completion, answer), as docs/rewards.md describes, and name it in rewards",
         )
-    if given["overlong_buffer_len"]:
-        factor = float(given["overlong_penalty_factor"])
-        rewards.append({"name": "overlong", "weight": factor, "cache": int(given["overlong_buffer_len"])})
-        if given.written.get("agent_func_path"):  # which is reported by itself
-            c.remark("overlong_buffer_len", RESULTS_COUNT)
+    if remote and not rewards:
+        c.incomplete.append(f"rewards: the function or the service {remote} of remote_rm_url")
+        rewards.append(f"{NOT_COMPLETE}{remote}")
+    _penalise_long_answers(c, rewards)
     if rewards:
         c.settings["rewards"] = rewards[0] if len(rewards) == 1 else rewards
     low, high = c.pair("reward_clip_range", (-10, 10))
-    c.remarks.append(f"reward_clip_range = [{low}, {high}]: a reward function of outdo limits its own values")
+    if model or (low, high) != (-10, 10):
+        c.remarks.append(f"reward_clip_range = [{low}, {high}]: a reward function of outdo limits its own values")
+
+
+def _penalise_long_answers(c: Conversion, rewards: list[Any]) -> None:
+    given = c.given
+    if given["overlong_buffer_len"]:
+        factor = float(given["overlong_penalty_factor"])
+        rewards.append({"name": "overlong", "weight": factor, "cache": int(given["overlong_buffer_len"])})
+        if given["agent_func_path"]:
+            c.remark("overlong_buffer_len", RESULTS_COUNT)
+
+
+def _environment(c: Conversion) -> None:
+    """Report what samples in another manner, with what outdo has for it."""
+    given = c.given
+    if path := given["agent_func_path"]:
+        name = _environment_class(Path(path))
+        c.settings["environment"] = f"{path}:{name}" if name else f"{NOT_COMPLETE}the class in {path}"
+        c.settings.setdefault("rewards", "environment")
+        if name:
+            c.remark("agent_func_path", "outdo runs OpenRLHF's environments unchanged; see docs/environments.md")
+        else:
+            c.incomplete.append(f"environment: the class in {path} that has the methods reset and step")
+    if given["async_train"]:
+        c.remark("async_train", "outdo samples ahead with train.max_staleness (docs/staleness.md)")
+
+
+def _environment_class(path: Path) -> str | None:
+    """Return the class of a file that is an environment of OpenRLHF; None if the file is not here or has none."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in tree.body:
+        methods = [getattr(part, "name", "") for part in node.body] if isinstance(node, ast.ClassDef) else []
+        if {"reset", "step"} <= {*methods} and isinstance(node, ast.ClassDef):
+            return node.name
+    return None
 
 
 def _model(c: Conversion) -> None:
@@ -339,4 +383,13 @@ def _during_the_run(c: Conversion) -> None:
     c.settings["seed"] = given["seed"]
 
 
-RULES: tuple[Rule, ...] = (put_objective, _advantage, _data, _rewards, _model, _optimiser, _during_the_run)
+RULES: tuple[Rule, ...] = (
+    put_objective,
+    _advantage,
+    _data,
+    _rewards,
+    _environment,
+    _model,
+    _optimiser,
+    _during_the_run,
+)

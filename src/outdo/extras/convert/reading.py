@@ -15,6 +15,9 @@ MARK = "⟦{}⟧"
 """Stands in a text for what nobody sets, which stands between the brackets."""
 MARKED = re.compile(r"⟦(.*?)⟧", re.DOTALL)
 
+CODE = "CODE:"
+"""What stands before the name of a function of the script; `with_code` replaces it by the file with their code."""
+
 
 class NotRunError(Exception):
     """A script could not be run in a sandbox; the message says why, as a clause."""
@@ -61,6 +64,15 @@ def unmarked(text: str) -> str:
     while MARKED.search(text):
         text = MARKED.sub(lambda match: match[1], text)
     return text.replace("⟦", "").replace("⟧", "")
+
+
+def with_code(value: Any, file: str) -> Any:
+    """Return the value with the functions of the script named as those of `file`."""
+    if isinstance(value, str) and value.startswith(CODE):
+        return f"{file}:{value.removeprefix(CODE)}"
+    if isinstance(value, dict):
+        return {name: with_code(part, file) for name, part in value.items()}
+    return [with_code(part, file) for part in value] if isinstance(value, list) else value
 
 
 def key_values(words: Iterable[str]) -> Settings:

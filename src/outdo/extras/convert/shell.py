@@ -11,7 +11,7 @@ from pathlib import Path
 
 from outdo.config.file import read_text
 from outdo.extras.convert.reading import MARK, NotRunError
-from outdo.extras.sandbox import Limits, Outcome, run_command
+from outdo.extras.sandbox import Ending, Limits, Outcome, run_command
 from outdo.utils.errors import UserError
 from outdo.utils.text import one_line
 
@@ -49,7 +49,7 @@ TEXTS = (".yaml", ".yml", ".json", ".txt", ".py")
 
 FOLDER = "/outdo-stand-ins"
 WORD_END, COMMAND_END, NOT_THERE = "\x1f", "\x1e", "\x1d"
-LIMITS = Limits(seconds=5, wall_seconds=20.0, memory=1024, threads=128)
+LIMITS = Limits(seconds=5, wall_seconds=120.0, memory=1024, threads=128)
 LARGEST, MOST_FILES, DEEPEST = 200_000, 400, 3
 """Bytes of a file, files, and levels of folders that the script gets a copy of."""
 
@@ -57,7 +57,8 @@ _STAND_IN = r"""#!/bin/bash
 name=${0##*/}; name=${OUTDO_NAME:-$name}
 case "$name" in
   tee) cat >&201; exit 0;;
-  sleep|kill|pkill|killall) exit 0;;
+  sleep) mkdir /tmp/slept-1 2>/dev/null || mkdir /tmp/slept-2 2>/dev/null || mkdir /tmp/slept-3 2>/dev/null; exit 0;;
+  kill|pkill|killall) exit 0;;
 esac
 until mkdir /tmp/outdo-lock 2>/dev/null; do :; done
 { printf '%s\037' "$name" "$@"; printf '\036'; } >&200
@@ -88,7 +89,8 @@ command_not_found_handle() { OUTDO_NAME=$1; shift; OUTDO_NAME=$OUTDO_NAME /outdo
 not_there() { printf '\035%s\036' "$1" >&200; }
 source() { if [ -r "$1" ]; then builtin source "$@"; else not_there "$1"; fi; }
 cd() { builtin cd "$@" 2>/dev/null || { mkdir -p "${@: -1}" 2>/dev/null && builtin cd "$@"; } || true; }
-export -f command_not_found_handle not_there source cd
+grep() { command grep "$@" || [ -d /tmp/slept-3 ]; }  # what a loop waits for comes at last
+export -f command_not_found_handle not_there source cd grep
 """
 _NO_EXIT = "exit() { :; }\nexport -f exit\n"
 
@@ -127,7 +129,7 @@ _OF_BASH = (
 _ARGUMENT = re.compile(r"\$(?:\{(\d)([^}]?)|(\d))")
 _IN_ARITHMETIC = re.compile(r"⟦\$(\w+)⟧[^\n]*(?:syntax error|operand expected|error token)|error token is \"⟦\$(\w+)⟧")
 _PROGRAM_IN_A_FOLDER = re.compile(rf"(?m)(?:^|[\s\"'(;&|])([\w./~-]*/({'|'.join((*PROGRAMS, *STARTERS))}))(?=[\s\"';])")
-_MISSING_PROGRAM = re.compile(r"line \d+: (\S*/([\w.-]+)): No such file or directory")
+_MISSING_FILE = re.compile(r"line \d+: (\S*/(\S+)): No such file or directory")
 
 
 def commands_of(path: Path, environment: Mapping[str, str]) -> tuple[list[Words], list[str]]:
@@ -144,6 +146,8 @@ def commands_of(path: Path, environment: Mapping[str, str]) -> tuple[list[Words]
         commands, missing, outcome = script.run(words, may_exit=may_exit)
         if commands:
             return commands, missing
+        if outcome.ending is not Ending.exited:
+            raise NotRunError("it did not end")
         if outcome.stderr.strip():
             reason = one_line(outcome.stderr.strip().splitlines()[-1])[:200]
     raise NotRunError(reason)
@@ -160,13 +164,14 @@ class _Script:
     def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
         self.path, self.folder = path.absolute(), _folder_of(path.absolute())
         self.files = {str(file): _tolerant(text) for file, text in _readable(self.path, self.folder)}
-        shell = "\n".join(text for name, text in self.files.items() if _is_shell(name))
+        script = self.files[str(self.path)]
+        sourced = [text for name, text in self.files.items() if _is_shell(name) and Path(name).name in script]
         self.environment = {
             "PATH": f"{FOLDER}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(Path.home()),
             "USER": Path.home().name,
             "LANG": "C.UTF-8",
-            **{name: MARK.format(f"${name}") for name in unset_names(self.files[str(self.path)], shell)},
+            **{name: MARK.format(f"${name}") for name in unset_names(script, "\n".join(sourced))},
             **environment,
         }
 
@@ -178,8 +183,7 @@ class _Script:
         for _ in range(6):
             commands, missing, outcome = self._run(arguments, {**self.environment, **counted}, programs, may_exit)
             numbers = {name for match in _IN_ARITHMETIC.finditer(outcome.stderr) for name in match.groups() if name}
-            absent = dict(_MISSING_PROGRAM.findall(outcome.stderr))
-            absent = {place: name for place, name in absent.items() if name in (*PROGRAMS, *STARTERS)}
+            absent = dict(_MISSING_FILE.findall(outcome.stderr))  # a program, or what the script writes to
             if numbers <= set(counted) and set(absent) <= set(programs):
                 break
             counted |= dict.fromkeys(numbers, "8")

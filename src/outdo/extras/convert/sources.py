@@ -52,8 +52,8 @@ def read_verl(path: Path | None, words: Sequence[str]) -> Configuration:
     command, reading = _command(path, environment, _is_of_verl, f"{MAIN} or a main_* of another recipe")
     start = _entry(command)
     named = command[start]
-    if not re.search(r"main_(ppo|dapo)(\.py)?$", named):
-        reading.remarks.append(f"{named}: its settings are read as those of {MAIN}; what else it trains is not known")
+    if not re.search(r"main_(ppo|dapo|entropy)(\.py)?$", named):
+        reading.missing.append(f"{named}: what it trains, if that is not what {MAIN} trains with these settings")
     base, rest = _named_config(command[start + 1 :], path, reading)
     return _of_verl(base, [*rest, *words], reading)
 
@@ -150,7 +150,7 @@ def read_openrlhf(path: Path | None, words: Sequence[str]) -> Configuration:
 
 
 def _is_of_openrlhf(command: Sequence[str]) -> int:
-    return len(command) if any("train_ppo" in word for word in command) else 0
+    return len(command) if any("train_ppo" in word and not re.search(r"\s", word) for word in command) else 0
 
 
 def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:

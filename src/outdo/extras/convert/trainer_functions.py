@@ -4,11 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outdo.extras.convert.expressions import Call, Expression, Function, Name, NotPlainError, Partial, plain, shown
-from outdo.extras.convert.reading import Configuration
+from outdo.extras.convert.reading import CODE, Configuration
 from outdo.extras.convert.script_source import Sources, source_of
-
-CODE = "CODE:"
-"""What stands before the name of a function of the script; `with_code` replaces it by the file with their code."""
 
 
 def put_functions(reading: Configuration, given: Mapping[str, Expression], sources: Sources) -> None:
@@ -21,15 +18,6 @@ def put_functions(reading: Configuration, given: Mapping[str, Expression], sourc
             names = list(_functions(reading, listed, sources, name))
             reading.written[name] = names[0] if name == "environment_factory" else names
     _put_source(reading, sources)
-
-
-def with_code(value: Any, file: str) -> Any:
-    """Return the value with the functions of the script named as those of `file`."""
-    if isinstance(value, str) and value.startswith(CODE):
-        return f"{file}:{value.removeprefix(CODE)}"
-    if isinstance(value, dict):
-        return {name: with_code(each, file) for name, each in value.items()}
-    return [with_code(each, file) for each in value] if isinstance(value, list) else value
 
 
 def _functions(reading: Configuration, values: Sequence[Expression], sources: Sources, of: str) -> Iterator[Any]:

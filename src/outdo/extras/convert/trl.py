@@ -21,16 +21,18 @@ from outdo.extras.convert.conversion import (
 )
 from outdo.extras.convert.reading import Configuration, reading_of
 from outdo.extras.convert.trl_objective import advantage, objective, reference
+from outdo.extras.convert.trl_rewards import put_rewards
 from outdo.utils.text import counted
 
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-REWARDS: Mapping[str, tuple[Any, str]] = {
-    "accuracy_reward": ("math", "outdo's reward math decides; it reads the answer in other forms too"),
-    "reasoning_accuracy_reward": ("math", "outdo's reward math decides, also without a closing </think>"),
-    "think_format_reward": ("format", "outdo's reward format also wants <answer> tags"),
-    "get_soft_overlong_punishment": ({"name": "overlong", "max_tokens": 1280, "cache": 256}, ""),
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_min_lr": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
 }
-"""The reward functions of TRL, what a recipe has for them, and how that differs."""
+EARLIER_NAMES = {"torch_dtype": "dtype", "evaluation_strategy": "eval_strategy"}
+"""Settings that TRL has had under another name."""
 
 CHAT = (
     "if the column of the prompt holds text, and no messages, TRL applies no chat template to it; outdo applies the "
@@ -48,6 +50,7 @@ def convert_trl(
     steps.
     """
     reading = reading_of(settings)
+    reading = replace(reading, written={EARLIER_NAMES.get(name, name): v for name, v in reading.written.items()})
     if "scale_rewards" in reading.written:  # also true and false
         scale = str(reading.written["scale_rewards"]).lower()
         reading = replace(reading, written={**reading.written, "scale_rewards": scale})
@@ -115,6 +118,15 @@ def _data(c: Conversion) -> None:
         held_out = data_source(name, test, config)
     if held_out is not None:
         c.settings["data.eval_path"] = held_out
+    _prompts(c)
+
+
+def _prompts(c: Conversion) -> None:
+    """Set what open-r1 names of a prompt, and the longest one."""
+    given = c.given
+    for theirs, ours in {"system_prompt": "data.system", "dataset_prompt_column": "data.prompt"}.items():
+        if given[theirs]:  # of open-r1
+            c.settings[ours] = str(given[theirs])
     if given["max_prompt_length"] is None:
         c.settings["data.overlong"] = "refuse"
         c.remarks.append(
@@ -150,42 +162,6 @@ def _mixed(table: Any) -> str:
     if not isinstance(table, Mapping):
         return str(table)
     return data_source(table.get("path"), table.get("split", "train"), table.get("name"))
-
-
-def _rewards(c: Conversion) -> None:
-    given = c.given
-    functions, weights = as_list(given["reward_funcs"]), given["reward_weights"]
-    if given["reward_model_name_or_path"]:
-        functions = [{"name": "reward_model", "path": given["reward_model_name_or_path"]}, *functions]
-    if weights is not None and len(as_list(weights)) != len(functions):
-        c.mistakes.append(
-            f"reward_weights: expected {counted(len(functions), 'number')}, one for each function, found {weights}"
-        )
-        return
-    rewards = [_reward(c, each) for each in functions]
-    if weights is not None:
-        rewards = [_weighted(reward, weight) for reward, weight in zip(rewards, as_list(weights), strict=True)]
-    if rewards:
-        c.settings["rewards"] = rewards[0] if len(rewards) == 1 else rewards
-
-
-def _weighted(reward: Any, weight: Any) -> Any:
-    table = reward if isinstance(reward, dict) else {"name": reward}
-    return reward if weight == 1 else {**table, "weight": weight}
-
-
-def _reward(c: Conversion, function: Any) -> Any:
-    if not isinstance(function, str) or ":" in function:
-        return function
-    name = function.rpartition(".")[2]
-    if name in REWARDS and (name == function or function.startswith("trl.")):
-        reward, difference = REWARDS[name]
-        if difference:
-            c.remarks.append(f"{function}: {difference}")
-        return reward
-    if "." in function:  # my_rewards.score, as the command `trl grpo` imports it
-        return f"{function.rpartition('.')[0]}:{name}"
-    return {"name": "reward_model", "path": function}
 
 
 def _adapter(c: Conversion) -> None:
@@ -292,6 +268,8 @@ def _schedule(c: Conversion) -> None:
     given, kind = c.given, c.given["lr_scheduler_type"]
     if kind not in SCHEDULES:
         c.remark("lr_scheduler_type", "outdo has constant, linear and cosine; the recipe has constant")
+    if kind == "cosine_with_min_lr":
+        c.remark("lr_scheduler_type", "TRL's cosine ends at the least learning rate, outdo's at 0")
     warmup = given["warmup_ratio"] if given["warmup_ratio"] else given["warmup_steps"]
     if 0 < warmup < 1:  # a share of the optimiser steps
         name = "warmup_ratio" if given["warmup_ratio"] else "warmup_steps"
@@ -321,8 +299,10 @@ def _during_the_run(c: Conversion) -> None:
 
 
 def _tools(c: Conversion) -> None:
-    if c.given["environment_factory"]:
-        c.settings["environment"] = c.given["environment_factory"]
+    if environment := c.given["environment_factory"]:
+        c.settings["environment"] = environment
+        c.settings.setdefault("rewards", "environment")
+        c.remark("environment_factory", "outdo runs TRL's environments unchanged; see docs/environments.md")
     if not c.given["tools"]:
         return
     c.settings["environment"] = {"name": "tools", "functions": c.given["tools"]}
@@ -336,7 +316,7 @@ RULES: tuple[Rule, ...] = (
     reference,
     _data,
     _rows_of_script,
-    _rewards,
+    put_rewards,
     _adapter,
     _model,
     _sampling,

@@ -4,13 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from outdo.extras.convert.account import converted
 from outdo.extras.convert.conversion import (
     OWN_ENGINE,
-    RESULTS_COUNT,
     Conversion,
     Rule,
     as_list,
@@ -21,6 +19,7 @@ from outdo.extras.convert.conversion import (
 )
 from outdo.extras.convert.reading import Configuration, reading_of
 from outdo.extras.convert.verl_correction import PREFIX, TEXTS, correction
+from outdo.extras.convert.verl_rewards import BUFFER, OTHER_BUFFERS, expanded, put_rewards
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 LOSS = f"{ACTOR}.policy_loss"
@@ -54,9 +53,9 @@ OWN_MEAN = ("sapo", "geo_mean")
 def convert_verl(settings: Configuration | Mapping[str, Any], *, rows: int | None = None) -> Conversion:
     """Return the recipe for settings of verl, by their dotted names. `rows` is the number of training questions."""
     reading = reading_of(settings)
-    written = {NEW_NAMES.get(name, name): value for name, value in reading.written.items()}
+    written = {_name_here(name): value for name, value in reading.written.items()}
     written |= {name: str(written[name]) for name in TEXTS if isinstance(written.get(name), int | float)}
-    unread = {NEW_NAMES.get(name, name): what for name, what in reading.unread.items()}
+    unread = {_name_here(name): what for name, what in reading.unread.items()}
     renamed = replace(reading, written=written, unread=unread)
     return converted("verl", renamed, (_batch, partial(_steps, rows=rows), *RULES))
 
@@ -65,10 +64,16 @@ NEW_NAMES = {
     "reward.custom_reward_function.path": "custom_reward_function.path",
     "reward.custom_reward_function.name": "custom_reward_function.name",
     "reward.reward_model.enable": "reward_model.enable",
+    "reward.reward_manager.name": "reward_model.reward_manager",
     "reward.reward_model.model_path": "reward_model.model.path",
     f"{ACTOR}.optim.warmup_style": f"{ACTOR}.optim.lr_scheduler_type",
 }
 """Settings that verl has under two names, by the one that is not read here."""
+
+
+def _name_here(name: str) -> str:
+    table, _, last = name.rpartition(".")
+    return f"{BUFFER}.{last}" if table in OTHER_BUFFERS else NEW_NAMES.get(name, name)
 
 
 def _batch(c: Conversion) -> None:
@@ -235,6 +240,7 @@ def _kl_in_reward(c: Conversion) -> None:
     target, horizon = given["algorithm.kl_ctrl.target_kl"], given["algorithm.kl_ctrl.horizon"]
     adaptive = given["algorithm.kl_ctrl.type"] == "adaptive"
     if not given["algorithm.use_kl_in_reward"]:
+        _say_where_the_kl_was(c)
         return
     if kind not in DIVERGENCES:
         c.mistakes.append(f"algorithm.kl_penalty = {kind}: expected {', '.join(DIVERGENCES)}")
@@ -246,6 +252,18 @@ def _kl_in_reward(c: Conversion) -> None:
     c.settings["train.kl_in_reward"] = {"name": DIVERGENCES[kind], "beta": coefficient}
 
 
+def _say_where_the_kl_was(c: Conversion) -> None:
+    """Report a coefficient without its switch, which earlier versions did not have."""
+    given, name = c.given, "algorithm.kl_ctrl.kl_coef"
+    is_written = bool(given[name]) and name in given.written and "algorithm.use_kl_in_reward" not in given.written
+    if is_written and not given[f"{ACTOR}.use_kl_loss"]:
+        c.remark(
+            name,
+            "verl reads it only with algorithm.use_kl_in_reward = true: the recipe has no KL. Versions of early 2025 "
+            "always read it if use_kl_loss is off: for these give algorithm.use_kl_in_reward=true",
+        )
+
+
 # ------------------------------------------------------------------------------------------------ data, rewards, model
 
 
@@ -253,7 +271,7 @@ def _data(c: Conversion) -> None:
     given = c.given
     for theirs, ours in {"train_files": "data.path", "val_files": "data.eval_path"}.items():
         files = given[f"data.{theirs}"]
-        files = [_expanded(each) for each in as_list(files)]
+        files = [expanded(each) for each in as_list(files)]
         if f"data.{theirs}" in given.written:
             c.settings[ours] = files[0] if len(files) == 1 else files
     c.settings["data.max_prompt_tokens"] = given["data.max_prompt_length"]
@@ -270,38 +288,12 @@ def _data(c: Conversion) -> None:
         c.settings["seed"] = seed
 
 
-def _expanded(path: Any) -> str:
-    return str(Path(str(path).replace("$HOME", "~")).expanduser())
-
-
-def _rewards(c: Conversion) -> None:
-    given = c.given
-    path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
-    rewards: list[Any] = [f"{path}:{name or 'compute_score'}"] if path else []
-    if given["reward_model.enable"]:
-        rewards.append({"name": "reward_model", "path": given["reward_model.model.path"] or "FOLDER"})
-    if not rewards:
-        rewards.append("last_number")
-        c.remarks.append(
-            "the reward: verl chooses a function by the column data_source; the recipe has last_number, which fits "
-            "GSM8K; math, code and others are in docs/rewards.md"
-        )
-    for prefix in ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg"):
-        cache, factor = given[f"{prefix}.len"], given[f"{prefix}.penalty_factor"]
-        if given[f"{prefix}.enable"] and isinstance(cache, int):
-            weight = float(factor) if isinstance(factor, int | float) else 1.0
-            rewards.append({"name": "overlong", "weight": weight, "cache": cache})
-            if given.written.get(f"{ROLLOUT}.multi_turn.enable"):  # which is reported by itself
-                c.remark(f"{prefix}.len", RESULTS_COUNT)
-    c.settings["rewards"] = rewards[0] if len(rewards) == 1 else rewards
-
-
 def _model(c: Conversion) -> None:
     given = c.given
     path, rank, alpha = given[f"{MODEL}.path"], given[f"{MODEL}.lora_rank"], given[f"{MODEL}.lora_alpha"]
     targets = given[f"{MODEL}.target_modules"]
     if f"{MODEL}.path" in given.written:
-        c.settings["model"] = _expanded(path) if str(path).startswith(("~", "$HOME")) else str(path)
+        c.settings["model"] = expanded(path) if str(path).startswith(("~", "$HOME")) else str(path)
     if rank > 0:
         c.settings["train.adapter"] = {"name": "lora", "rank": rank, "alpha": alpha, "targets": targets}
     c.settings["train.gradient_checkpointing"] = given[f"{MODEL}.enable_gradient_checkpointing"]
@@ -331,8 +323,13 @@ def _optimiser(c: Conversion) -> None:
         c.remark(f"{prefix}.optimizer", "the recipe has adamw; outdo also has adamw8bit, adafactor and sgd")
     betas, decay = list(given[f"{prefix}.betas"]), float(given[f"{prefix}.weight_decay"])
     c.settings["optim.algorithm"] = piece("adamw", betas=betas, weight_decay=decay)
-    if decay:
+    if decay and f"{prefix}.weight_decay" in given.written:
         c.remark(f"{prefix}.weight_decay", "verl also applies it to biases and norms, outdo to matrices only")
+    _schedule(c, prefix)
+
+
+def _schedule(c: Conversion, prefix: str) -> None:
+    given = c.given
     kind = given[f"{prefix}.lr_scheduler_type"]
     if kind not in ("constant", "cosine"):
         c.remark(f"{prefix}.lr_scheduler_type", "the recipe has constant; outdo also has linear and cosine")
@@ -367,7 +364,7 @@ RULES: tuple[Rule, ...] = (
     _advantage,
     _kl_in_reward,
     _data,
-    _rewards,
+    put_rewards,
     _model,
     _sampling,
     _optimiser,
