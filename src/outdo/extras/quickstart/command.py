@@ -29,6 +29,7 @@ from outdo.data.prompts import Prompts
 from outdo.extras.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
 from outdo.extras.quickstart.conclusion import conclude, disappointment
 from outdo.extras.quickstart.model import build
+from outdo.extras.quickstart.recorded import recorded_runs
 from outdo.extras.quickstart.task import SmallModel, Task, TaskData
 from outdo.extras.sft.sft import sft
 from outdo.extras.sft.sft_examples import encode_examples, read_examples
@@ -90,7 +91,8 @@ def command(
         raise UserError([f"--careless: the task {task} has no careless reward; {' and '.join(CARELESS)} has one"])
     chosen = (CARELESS if careless else TASKS)[task]
     sampler = named_engine(engine)
-    home = home_of(folder, "careless" if careless else task, seed)
+    name = "careless" if careless else task
+    home = home_of(folder, name, seed)
     model = home / "warm" if chosen.small else smollm2.model_file(display)
     data, run = write_data(home, seed, chosen), _free(home)
     recipe = write_recipe(run.with_suffix(".toml"), chosen, model, data, seed, sampler)
@@ -103,7 +105,7 @@ def command(
     display.say(f"training by {recipe}, as `outdo train {shlex.join(arguments)}` does")
     status = run_train(arguments, display)
     if status == 0:
-        recorded = chosen.recorded if _as_shipped(chosen, home, overrides, sampler) else None
+        recorded = recorded_runs(name) if _as_shipped(chosen, home, overrides, sampler) else None
         conclude(run, model, data["held_out"], display, recorded=recorded)
         for line in ["inspect {run}", "chat {run}", "eval {run}", *chosen.further]:
             display.say(f"  {program()} {line.format(run=run, reward=home / REWARD)}")

@@ -69,11 +69,11 @@ def result_table(summary: Mapping[str, Any], recorded: Recorded | None) -> Table
             table.add_row(LABELS[name], *(_share(numbers, name) for numbers in (before, after)))
     if recorded:
         ends = (recorded.before, recorded.after)
+        runs, kinds = counted(recorded.runs, "run"), counted(recorded.processors, "kind")
         table.add_section()
-        table.add_row(f"median of {recorded.runs} runs", *(f"{end.median:.1%}" for end in ends))
+        table.add_row(f"median of {runs}", *(f"{end.median:.1%}" for end in ends))
         table.add_row("lowest to highest", *map(_range, ends))
-        seeds = recorded.runs // recorded.processors
-        table.caption = f"recorded: {seeds} seeds on each of {recorded.processors} kinds of processor, greedy answers"
+        table.caption = f"recorded: {runs} with other seeds, on {kinds} of processor, greedy answers"
     return table
 
 

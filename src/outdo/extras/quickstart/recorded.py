@@ -1,9 +1,14 @@
 """How the recorded runs of the quickstart's real model ended: the end of a run shows itself beside them.
 
-`benchmarks/first_run.py` made the runs; docs/first-runs.jsonl has a line for each, and a test compares the numbers.
+`benchmarks/first_run.py` makes the runs, docs/first-runs.jsonl has a line for each, and `recorded.toml` beside this
+file, which the benchmark writes too, has what is shown of them.
 """
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
+
+FILE = Path(__file__).with_name("recorded.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +31,11 @@ class Recorded:
     processors: int  # kinds of them
     before: Spread
     after: Spread
+
+
+def recorded_runs(task: str) -> Recorded | None:
+    """Return the recorded runs of a task; None if there are none."""
+    known = tomllib.loads(FILE.read_text(encoding="utf-8")).get(task)
+    if known is None:
+        return None
+    return Recorded(**known | {when: Spread(**known[when]) for when in ("before", "after")})

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from outdo.extras.quickstart import settings
-from outdo.extras.quickstart.recorded import Recorded
 
 Row = Mapping[str, Any]
 
@@ -52,5 +51,4 @@ class Task:
     schedule: str = '{name = "linear", warmup = 10}'
     rows: int = 512  # held-out questions
     samples: int = 4  # answers to each of them
-    recorded: Recorded | None = None  # how runs with these settings ended
     further: Sequence[str] = ()  # commands to try after the run, besides those for every task; with {run} and {reward}
