@@ -19,7 +19,8 @@ from outdo.utils.text import dotted
 
 ODD: tuple[Any, ...] = (
     *(None, "", "x", 'a"\n\\', True, 0, -1, 10**30, 1e-300, math.inf, math.nan, [], [1, "a"], {"a": 1}),
-    *(False, 2, 4096, 0.5, "other", "User: {}", [0.8, 0.9], ["q_proj"]),
+    *(False, 2, 4096, 0.5, "other", "User: {}", [0.8, 0.9], ["q_proj"], "a/b"),
+    "math.parquet",
 )
 CONVERTERS = {"trl": convert_trl, "verl": convert_verl, "openrlhf": convert_openrlhf}
 NEEDED: dict[str, dict[str, Any]] = {

@@ -286,7 +286,7 @@ def _environment(c: Conversion) -> None:
     """Report what samples in another manner, with what outdo has for it."""
     given = c.given
     if path := given["agent_func_path"]:
-        name = _environment_class(Path(path))
+        name = _environment_class(Path(str(path)))
         c.settings["environment"] = f"{path}:{name}" if name else f"{NOT_COMPLETE}the class in {path}"
         c.settings.setdefault("rewards", "environment")
         if name:
