@@ -21,10 +21,9 @@ def test_held_out_answers_are_scored_by_the_labels_if_every_reward_is_learnt(fam
 
 
 def test_with_a_reward_model_alone_the_mean_score_is_measured_and_nothing_is_called_right(family):
-    said = outdo_(
-        family, "train", "recipe.toml", "run=./scored", *JUDGED, 'rewards={name = "reward_model", path = "judge"}'
-    )
-    assert "right is not defined: mean rewards are shown instead" in said
+    outdo_(family, "train", "recipe.toml", "run=./scored", *JUDGED, 'rewards={name = "reward_model", path = "judge"}')
+    notes = (family / "scored/start.txt").read_text()
+    assert "right is not defined: mean rewards are shown instead" in notes
     summary = summary_of(family / "scored")
     assert summary["accuracy_after"] is None
     assert isinstance(summary["reward_after"], float)

@@ -50,7 +50,8 @@ def test_metrics_have_a_line_for_each_step_and_the_names_of_the_field(straight):
 
 def test_a_reward_of_numbers_is_never_called_right(home, straight):
     said = (home / "straight.log").read_text()
-    assert "right is not defined: mean rewards are shown instead; score returns numbers" in said
+    notes = (straight / "start.txt").read_text()
+    assert "right is not defined: mean rewards are shown instead; score returns numbers" in notes
     assert "held-out reward after step 0: greedy 0." in said
     assert not re.search(r"right \d|questions right", said)
     names = {name for line in metrics(straight) for name in line}
