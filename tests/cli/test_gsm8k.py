@@ -54,7 +54,7 @@ def test_train_runs_two_steps_on_the_whole_files(outdo, chat_model, gsm8k, tmp_p
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["steps"] == 2
     assert summary["accuracy_before"] is not None
-    assert f" on {len(rows(gsm8k / 'train.jsonl')):,} questions: 2 steps of " in done.out
+    assert f"data.path: {len(rows(gsm8k / 'train.jsonl')):,} questions" in (folder / "start.txt").read_text()
 
 
 def test_what_is_trained_is_what_was_sampled_token_by_token(chat_model, gsm8k):

@@ -84,7 +84,7 @@ def test_a_reward_that_fell_is_not_said_to_have_risen(page: Page, page_of, tmp_p
     run = changed(tmp_path / "fell", falls)
     (run / "summary.json").unlink()
     open_page(page, page_of(run))
-    expect(by_test_id(page, "lead")).to_contain_text("The mean reward in training went from 0.9 to 0.4")
+    expect(by_test_id(page, "lead")).to_contain_text("The mean reward in training went from 0.85 to 0.45")
     expect(by_test_id(page, "lead")).not_to_contain_text("The reward rose")
 
 
