@@ -5,7 +5,7 @@ from itertools import islice
 import outdo
 
 
-def reward(completion, answer):
+def reward(completion: str, answer: str) -> bool:
     return completion.rpartition("#")[2] == answer  # the model ends with "#" and the sum
 
 
