@@ -26,7 +26,9 @@ from outdo.utils.thinking import prefill_of
 def command(
     *,
     model: RunOrModel,
-    temperature: Annotated[float, typer.Option(min=0, help="0: greedy")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0: greedy; by default that of the run, and 1 for a model")
+    ] = None,
     max_tokens: MaxTokens = None,
     seed: Annotated[int, typer.Option(help="random seed of the sampling")] = 0,
     device: Device = "auto",
@@ -35,6 +37,8 @@ def command(
     """Answer each line until an empty one. A model with a chat template remembers the conversation, others do not."""
     console, source = Console(), find_model(model)
     piece = named_engine(engine, source.recipe)
+    if temperature is None:
+        temperature = source.recipe.sampling.temperature if source.recipe else 1.0
     how = answering("chat", source.recipe, k=1, temperature=temperature, max_tokens=max_tokens, template=None)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=device, stop_token_ids=how.sampling.stop_token_ids)
