@@ -54,7 +54,7 @@ def test_every_command_ends_the_answers_of_a_run_where_its_training_did(outdo, s
         *SMALL,
         "steps=1",
         f"sampling.stop={json.dumps([stop])}",
-        "sampling.temperature=0.01",
+        "sampling.temperature=20",
         f"run={run}",
     )
     assert trained.status == 0, trained.error
@@ -63,6 +63,8 @@ def test_every_command_ends_the_answers_of_a_run_where_its_training_did(outdo, s
     for name in ("eval", "generate"):
         assert json.loads((out / f"{name}.jsonl").read_text())["completion"] == "ab"
     monkeypatch.setattr(sys, "stdin", io.StringIO("and now?\n\n"))
-    said = outdo("chat", run, "--device", "cpu").out  # at the temperature of the run, at which the likeliest token wins
+    said = outdo("chat", run, "--temperature", 0, "--device", "cpu").out
     assert "ab\n" in said
     assert "abc" not in said
+    monkeypatch.setattr(sys, "stdin", io.StringIO("and now?\n\n"))
+    assert "ab\n" not in outdo("chat", run, "--device", "cpu").out  # at the temperature of the run any token is likely
