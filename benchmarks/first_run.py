@@ -15,6 +15,10 @@ first forward pass on. No seed is left out. A sound run meets the criterion if t
 median of the gains is at least `MEDIAN_GAIN`; no doctor's warning is about a sound run. On two quiet cores training
 takes at most `SECONDS`, and the process at most `MEMORY`. A careless run is caught if the doctor's first finding is a
 warning about a hack, and the page begins with it; every careless run has to be.
+
+What does not meet the criterion yet: after 12 steps of the careless run of seed 1 most answers still name their topic
+("A Golden Cat."), and the doctor has no warning. An exploration of 20 steps had lost it. More steps have to be tried on
+all seeds.
 """
 
 import argparse
