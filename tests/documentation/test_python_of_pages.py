@@ -136,6 +136,7 @@ def test_an_agent_of_another_interpreter_plays_an_episode():
 
 
 def test_the_agent_of_the_page_calls_its_tool():
+    sys.modules.pop("calculator", None)  # that of examples/, if another test of this process has imported it
     schema = "from transformers.utils import get_json_schema\n\nCALC = get_json_schema(calc)\n"
     Path("calculator.py").write_text(blocks("docs/tools.md")[0] + schema)
     Path("agent.py").write_text(blocks("docs/agents.md")[0])
