@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, CommandRow] = {
         "outdo.cli.check:command",
     ),
     "convert": CommandRow(
-        "Write the recipe for a configuration of TRL, verl or OpenRLHF; a script is read and never run.",
+        "Write the recipe for a configuration of TRL, verl or OpenRLHF; a script is run in a sandbox.",
         "outdo.extras.convert.command:command",
         foreign_options=True,
     ),

@@ -83,5 +83,6 @@ CARELESS_TASK = replace(
     data=partial(data, question=CARELESS),
     reward=Path(__file__).with_name("careless_reward.py"),
     evaluation="",
+    steps=20,  # after 12 the answers of some seeds still name their topic
     further=[OWN_REWARD],
 )
