@@ -52,12 +52,15 @@ def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _of_each_answer(prompts: Sequence[Prompt], words: Sequence[Sequence[Sequence[str]]]) -> dict[str, float]:
     """Return the metrics of which each answer has a value by itself. `words` are those of each answer, by question."""
-    answers = [(prompt, answer) for prompt, group in zip(prompts, words, strict=True) for answer in group]
-    repeated = (_repeated(answer) for _, answer in answers)
-    little = (_words_beside(prompt, answer) <= FEW for prompt, answer in answers)
+    repeated = [_repeated(answer) for group in words for answer in group]
+    little = [
+        _words_beside(asked, answer) <= FEW
+        for asked, group in zip(map(_words_asked, prompts), words, strict=True)
+        for answer in group
+    ]
     return {
-        "completions/repeated_ratio": sum(repeated) / len(answers),
-        "completions/question_words_ratio": sum(little) / len(answers),
+        "completions/repeated_ratio": sum(repeated) / len(repeated),
+        "completions/question_words_ratio": sum(little) / len(little),
     }
 
 
@@ -71,10 +74,14 @@ def _words(rollout: Rollout) -> tuple[str, ...]:
     return tuple(WORD.findall(rollout.text.lower()))
 
 
-def _words_beside(prompt: Prompt, answer: Sequence[str]) -> int:
-    """Return how many different words an answer has that its question, or the messages before it, does not have."""
+def _words_asked(prompt: Prompt) -> set[str]:
+    """Return the words of a question and of the messages before it."""
     texts = [prompt.text] if isinstance(prompt.text, str) else [str(each.get("content", "")) for each in prompt.text]
-    asked = {word for text in texts for word in WORD.findall(text.lower())}
+    return {word for text in texts for word in WORD.findall(text.lower())}
+
+
+def _words_beside(asked: set[str], answer: Sequence[str]) -> int:
+    """Return how many different words an answer has that are not among those of its question."""
     return sum(re.match(r"\w", word) is not None for word in set(answer) - asked)
 
 
