@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outdo.extras.sandbox import Ending, Outcome, run_command
+from outdo.extras.sandbox import Ending, Outcome, open_bubblewrap
 from outdo.extras.sandbox.base import Limits
 
 PLACE = "/home/somebody/project"
@@ -15,7 +15,7 @@ def bash(script: str, *, visible: tuple[str, ...] = (), limits: Limits | None = 
     texts = {f"{PLACE}/run.sh": script} | {f"{PLACE}/{name}": text for name, text in files.items()}
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/home/somebody", "NAME": "value"}
     options = {} if limits is None else {"limits": limits}
-    return run_command(
+    return open_bubblewrap().run_command(
         ["/bin/bash", f"{PLACE}/run.sh", "first"],
         files=texts,
         environment=environment,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from outdo.config.file import read_text
 from outdo.extras.convert.reading import MARK, NotRunError
-from outdo.extras.sandbox import Ending, Limits, Outcome, run_command
+from outdo.extras.sandbox import Ending, Limits, Outcome, open_bubblewrap
 from outdo.utils.errors import UserError
 from outdo.utils.text import one_line
 
@@ -206,7 +206,7 @@ class _Script:
             f"{FOLDER}/start": _START,
         }
         try:
-            outcome = run_command(
+            outcome = open_bubblewrap().run_command(
                 ["/bin/bash", f"{FOLDER}/start", str(self.path), *arguments],
                 files=files,
                 environment=environment,

@@ -3,12 +3,12 @@
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from subprocess import CalledProcessError
 
 from outdo.extras.sandbox.base import DEFAULT_LIMITS, Ending, Limits, Outcome, Sandbox
-from outdo.extras.sandbox.bubblewrap import COMMAND_LIMITS, Bubblewrap, bubblewraps
+from outdo.extras.sandbox.bubblewrap import Bubblewrap, bubblewraps
 from outdo.extras.sandbox.landlock import landlocks
 from outdo.extras.sandbox.local import UnsafeLocal
 from outdo.extras.sandbox.remote import open_remote
@@ -100,22 +100,12 @@ def run(program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outco
     return open_sandbox().run(program, stdin, limits)
 
 
-def run_command(
-    command: Sequence[str],
-    *,
-    files: Mapping[str, str],
-    environment: Mapping[str, str],
-    folder: str,
-    visible: Sequence[str] = (),
-    limits: Limits = COMMAND_LIMITS,
-) -> Outcome:
-    """Run a command where it can change nothing and reach no network, as `Bubblewrap.run_command` describes.
+def open_bubblewrap() -> Bubblewrap:
+    """Return the sandbox that can run a command of this machine: `Bubblewrap.run_command`.
 
     Raises:
-        UserError: bubblewrap, which alone can do this, does not work here.
+        UserError: bubblewrap does not work here.
     """
     sandbox = open_sandbox("bubblewrap")
     assert isinstance(sandbox, Bubblewrap)
-    return sandbox.run_command(
-        command, files=files, environment=environment, folder=folder, visible=visible, limits=limits
-    )
+    return sandbox
