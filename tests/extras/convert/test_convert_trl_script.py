@@ -213,6 +213,13 @@ def test_a_script_reaches_nothing_of_this_machine(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["secret", "train.py"]
 
 
+FORGED = """
+import json, os
+os.write(1, json.dumps({"error": "", "defaults": {}} | %s).encode() + b"\\n")
+os._exit(0)
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -221,6 +228,11 @@ def test_a_script_reaches_nothing_of_this_machine(tmp_path, monkeypatch):
         ("import trl\n1 / 0", "line 2: ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "it ends with exit status 3"),
         ("import os; os._exit(0)", "it printed nothing"),
+        ("import os; os.write(1, b'{}\\n'); os._exit(0)", "its record cannot be read"),
+        ("import os; os.write(1, b'[3]\\n'); os._exit(0)", "its record cannot be read"),
+        (FORGED % {"wanted": 3, "asked": {}}, "its record cannot be read"),
+        (FORGED % {"wanted": [], "asked": {"x": [1, []]}}, "its record cannot be read"),
+        (FORGED % {"wanted": [], "asked": {}, "trainer": 4}, "its record cannot be read"),
         ("print('{}')", "it made no GRPOTrainer"),
         ("open('rows.json')", "FileNotFoundError: rows.json: no such file"),
     ],

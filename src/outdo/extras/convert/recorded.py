@@ -10,7 +10,9 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from outdo.config.file import read_tables
 from outdo.extras.convert.account import table_of
@@ -45,6 +47,34 @@ TEXT_FILES = (".yaml", ".yml", ".json", ".toml", ".txt", ".jinja", ".md")
 RAN = "Python ran the script in a sandbox up to GRPOTrainer, with recorders in the place of the libraries."
 
 
+class ModuleRecord(BaseModel):
+    """A file of the script, and the plain values that its names had at the end."""
+
+    file: str
+    values: dict[str, Any]
+
+
+class TrainerRecord(BaseModel):
+    """The trainer that a script makes."""
+
+    kind: str = Field(alias="class")
+    arguments: dict[str, Any]
+    methods: list[str]
+    line: int
+    trained: list[tuple[int, str]]
+
+
+class ScriptRecord(BaseModel):
+    """What `recorder/program.py` prints. A script can print something else in its place: nothing of it is trusted."""
+
+    asked: dict[str, tuple[int, Annotated[list[Any], Field(min_length=1)]]]
+    error: str
+    defaults: dict[str, str]
+    wanted: list[str]
+    trainer: TrainerRecord | None = None
+    modules: dict[str, ModuleRecord] = {}
+
+
 def recorded_script(
     path: Path, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Configuration:
@@ -62,10 +92,10 @@ def recorded_script(
         _compare(reading, _reading(record, path, text, tree), question)
     for question, (line, _) in open_questions:
         reading.missing.append(f"what the script does in line {line} if {question} is otherwise")
-    if first["defaults"]:
-        shown = ", ".join(f"{name} = {value}" for name, value in first["defaults"].items())
+    if first.defaults:
+        shown = ", ".join(f"{name} = {value}" for name, value in first.defaults.items())
         reading.origins[shown] = "defaults of the script's own arguments"
-    if absent := sorted({*first["wanted"]} - task["files"].keys()):
+    if absent := sorted({*first.wanted} - task["files"].keys()):
         reading.remarks.append(f"{', '.join(absent)}: the script looks for it, and it is not near the script")
     reading.how = RAN
     return reading
@@ -115,14 +145,14 @@ def _task(
     }
 
 
-def _explored(task: dict[str, Any]) -> tuple[Any, list[tuple[str, Any]], list[tuple[str, Any]]]:
+def _explored(task: dict[str, Any]) -> tuple[ScriptRecord, list[tuple[str, ScriptRecord]], list[tuple[str, Any]]]:
     """Run a script with each answer to what it asks.
 
     Return the first run that made a trainer, the others with the question that they answer in another way, and the
     questions that are left after `MOST_RUNS`.
     """
     waiting = deque[tuple[str, dict[str, Any]]]([("", {})])
-    records, failures = list[tuple[str, Any]](), list[str]()
+    records, failures = list[tuple[str, ScriptRecord]](), list[str]()
     questions: dict[str, Any] = {}
     runs = 0
     while waiting and runs < MOST_RUNS:
@@ -130,13 +160,13 @@ def _explored(task: dict[str, Any]) -> tuple[Any, list[tuple[str, Any]], list[tu
         runs += 1
         record = _ran(task | {"answers": answers})
         for _ in range(MOST_RUNS):
-            if not _put_wanted(task, record["wanted"]):
+            if not _put_wanted(task, record.wanted):
                 break
             record = _ran(task | {"answers": answers})
-        if "trainer" in record:
+        if record.trainer:
             records.append((question, record))
-        failures.append(record["error"])
-        for name, (line, choices) in record["asked"].items():
+        failures.append(record.error)
+        for name, (line, choices) in record.asked.items():
             waiting += [(name, answers | {name: choice}) for choice in choices[1:] if name not in questions]
             questions.setdefault(name, (line, choices))
     if not records:
@@ -145,7 +175,7 @@ def _explored(task: dict[str, Any]) -> tuple[Any, list[tuple[str, Any]], list[tu
     return records[0][1], records[1:], list(left.items())
 
 
-def _ran(task: Mapping[str, Any]) -> Any:
+def _ran(task: Mapping[str, Any]) -> ScriptRecord:
     try:
         outcome = open_sandbox().run(PROGRAM, json.dumps(task), LIMITS)
     except UserError:
@@ -154,28 +184,33 @@ def _ran(task: Mapping[str, Any]) -> Any:
         reasons = {Ending.timeout: "it took too long", Ending.resource: "it used too much memory"}
         raise NotRunError(reasons.get(outcome.ending, "the sandbox failed"))
     try:
-        return json.loads(outcome.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
+        return ScriptRecord.model_validate_json(outcome.stdout.splitlines()[-1])
+    except ValidationError:
+        raise NotRunError((outcome.stderr.strip().splitlines() or ["its record cannot be read"])[-1]) from None
+    except IndexError:
         raise NotRunError((outcome.stderr.strip().splitlines() or ["it printed nothing"])[-1]) from None
 
 
-def _reading(record: Any, path: Path, text: str, tree: ast.Module) -> Configuration:
+def _reading(record: ScriptRecord, path: Path, text: str, tree: ast.Module) -> Configuration:
+    assert record.trainer
+    values = {module.file: module.values for module in record.modules.values()}
     try:
-        values = {each["file"]: each["values"] for each in record["modules"].values()}
-        trainer = Trainer(
-            arguments={name: decoded(each) for name, each in record["trainer"]["arguments"].items()},
-            kind=str(record["trainer"]["class"]),
-            methods=[str(each) for each in record["trainer"]["methods"]],
-            line=int(record["trainer"]["line"]),
-            trained=[(int(line), str(how)) for line, how in record["trainer"]["trained"]],
+        arguments = {name: decoded(each) for name, each in record.trainer.arguments.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise NotRunError("its record cannot be read") from None
+    return reading_of_trainer(
+        Trainer(
+            arguments=arguments,
+            kind=record.trainer.kind,
+            methods=record.trainer.methods,
+            line=record.trainer.line,
+            trained=record.trainer.trained,
             path=path,
             text=text,
             tree=tree,
             values=values.get(str(path), {}),
         )
-    except (KeyError, TypeError, ValueError):
-        raise NotRunError("its record cannot be read") from None
-    return reading_of_trainer(trainer)
+    )
 
 
 def _compare(reading: Configuration, other: Configuration, question: str) -> None:
