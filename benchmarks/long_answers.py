@@ -18,7 +18,7 @@ from outdo.extras.replicas.replicas import Replicas, join
 from outdo.extras.replicas.ulysses import in_parts
 from outdo.models.attention.choice import choose_forward
 from outdo.models.scorer import token_scores
-from outdo.run.build.micro_batch_size import count_saved
+from outdo.run.assemble.micro_batch_size import count_saved
 from outdo.types import Batch
 
 REPLICAS = 4

@@ -23,7 +23,7 @@ from outdo.config.recipe import Recipe
 from outdo.extras.record.recording import recorder_of
 from outdo.loop import in_turn, train
 from outdo.models.policy import Policy
-from outdo.run.build.build import build_run
+from outdo.run.assemble.assemble import assemble_run
 from outdo.types import Group, Prompt, Sampled
 
 RECORDS = {"none": ["record.every=0"], "default": [], "top": ["record.top=5"], "all": ["record.after=all"]}
@@ -32,7 +32,7 @@ SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000"
 
 def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
     """Yield the seconds of each step with its record, and those of the record alone."""
-    run = build_run(recipe)
+    run = assemble_run(recipe)
     recorder = recorder_of(run.recipe, run.models.policy, run.advantage, run.objective, run.prompts)
     before = 0.0  # seconds of the part before the update
 

@@ -22,7 +22,7 @@ from outdo.config import names
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
-from outdo.run.build.method import advantage_of, objective_of
+from outdo.run.assemble.method import advantage_of, objective_of
 from outdo.utils.imports import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,7 @@ from toys import batch_of, rollout
 from outdo.algorithms.advantages import per_token
 from outdo.config.names import ADVANTAGES
 from outdo.config.recipe import Piece
-from outdo.run.build.method import instantiate
+from outdo.run.assemble.method import instantiate
 from outdo.types import Batch, Rollout
 from outdo.utils.errors import UserError
 from outdo.utils.imports import signature_of

@@ -32,7 +32,7 @@ from outdo.algorithms.advantages.signal import cannot_be_asked, groups_with_sign
 from outdo.algorithms.objectives.divergences import k1
 from outdo.config.names import ADVANTAGES, NOT_OF_THE_GROUP
 from outdo.config.recipe import Piece, Recipe
-from outdo.run.build.method import advantage_of
+from outdo.run.assemble.method import advantage_of
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 
 

@@ -336,7 +336,10 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
             )
         },
     ),
-    "a device that does not know its memory": ("micro_batches", {"outdo.run.build.micro_batch_size.free_memory": None}),
+    "a device that does not know its memory": (
+        "micro_batches",
+        {"outdo.run.assemble.micro_batch_size.free_memory": None},
+    ),
     "an error that is not recognised": ("memory", {"outdo.models.scorer.is_out_of_memory": lambda error: False}),
     "an optimiser that forgets": (
         "resume",

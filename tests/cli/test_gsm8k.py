@@ -5,7 +5,7 @@ import json
 from command_cases import SMALL
 
 from outdo.config.file import load
-from outdo.run.build.build import build_run
+from outdo.run.assemble.assemble import assemble_run
 from outdo.types import Batch
 
 
@@ -59,7 +59,7 @@ def test_train_runs_two_steps_on_the_whole_files(outdo, chat_model, gsm8k, tmp_p
 
 def test_what_is_trained_is_what_was_sampled_token_by_token(chat_model, gsm8k):
     """Prompts were tokenised once and answers never: the ids of the batch are those that the engine handed out."""
-    run = build_run(load(None, [*settings(chat_model, gsm8k), "data.limit=20"]))
+    run = assemble_run(load(None, [*settings(chat_model, gsm8k), "data.limit=20"]))
     asked, answered = [], []
     generate = run.engine.generate
 

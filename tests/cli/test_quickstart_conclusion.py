@@ -14,7 +14,7 @@ from outdo.extras.quickstart.command import again, write_data, write_recipe
 from outdo.extras.quickstart.conclusion import disappointment, result_table
 from outdo.extras.quickstart.recorded import Recorded, Spread, recorded_runs
 from outdo.extras.quickstart.task import Task
-from outdo.run.build.engines import named_engine
+from outdo.run.assemble.engines import named_engine
 from outdo.utils.text import dotted
 
 FILE = Path(__file__).parents[2] / "docs/first-runs.jsonl"

@@ -5,7 +5,7 @@ import pytest
 from outdo.config.environments import environment_mistakes, kind_of
 from outdo.config.names import AGENT, ENVIRONMENTS, EPISODE, TOOLS, ExtraKind
 from outdo.config.recipe import Piece
-from outdo.run.build.environment import tools_of
+from outdo.run.assemble.environment import tools_of
 from outdo.utils.errors import UserError
 from outdo.utils.extras import extra_of
 

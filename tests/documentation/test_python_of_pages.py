@@ -18,7 +18,7 @@ from outdo.extras.sandbox import open_sandbox
 from outdo.extras.trackers.base import TrackedRun
 from outdo.extras.trackers.hooks import hook
 from outdo.rewards import RewardInput
-from outdo.run.build.environment import open_environment
+from outdo.run.assemble.environment import open_environment
 from outdo.run.folder.run_folder import read_metrics
 from outdo.testing import ScriptedEngine, tiny_model
 from outdo.types import Rollout

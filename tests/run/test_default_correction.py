@@ -4,7 +4,7 @@ import pytest
 
 from outdo.config.file import load
 from outdo.config.options import describe_method
-from outdo.run.build.method import objective_of
+from outdo.run.assemble.method import objective_of
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
 VLLM = 'engine={name = "vllm", python = "python"}'

@@ -10,7 +10,7 @@ from outdo.models import onednn
 from outdo.models.fastest_products import Measured
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.onednn import Gradients
-from outdo.run.build import build, hardware
+from outdo.run.assemble import assemble, hardware
 from outdo.utils.world import Alone
 
 TWO = ["cluster.replicas=2"]
@@ -78,7 +78,7 @@ def test_a_run_computes_its_gradients_by_the_libraries_of_its_recipe(home: Path,
     """On some processors both give a small model the same bits, so that bits cannot tell."""
     monkeypatch.chdir(home)
     libraries = "gradient_products={input='mkl', weight='onednn'}"
-    run = build.build_run(load("recipe.toml", ["device=cpu", "threads=1", libraries]))
+    run = assemble.assemble_run(load("recipe.toml", ["device=cpu", "threads=1", libraries]))
     run.reward.close()
     assert run.models.policy.forward.gradients == Gradients("mkl", "onednn")
 

@@ -9,7 +9,7 @@ from torch import nn
 from outdo.config.file import dump, load
 from outdo.models.limits import LOGIT_BYTES
 from outdo.models.policy import Policy
-from outdo.run.build import build, micro_batch_size
+from outdo.run.assemble import assemble, micro_batch_size
 from outdo.testing import tiny_model
 
 GIB = 2**30
@@ -77,7 +77,7 @@ def recipe(tmp_path):
 
 def test_the_found_tokens_are_noted_used_and_saved(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batch_size, "free_memory", lambda device: GIB)
-    run = build.build_run(recipe)
+    run = assemble.assemble_run(recipe)
     run.reward.close()
     tokens = run.recipe.train.micro_batch_tokens
     assert isinstance(tokens, int)
@@ -88,6 +88,6 @@ def test_the_found_tokens_are_noted_used_and_saved(recipe, tmp_path, monkeypatch
     saved = tmp_path / "saved.toml"
     saved.write_text(dump(run.recipe))
     monkeypatch.setattr(micro_batch_size, "free_memory", lambda device: GIB // 8)
-    again = build.build_run(load(saved))
+    again = assemble.assemble_run(load(saved))
     again.reward.close()
     assert again.models.policy.batch_sizes.micro_batch_tokens == tokens

@@ -25,7 +25,7 @@ from outdo.config.names import (
 from outdo.config.recipe import Recipe
 from outdo.config.rules import refusals
 from outdo.models.optimiser import Optimiser
-from outdo.run.build.method import (
+from outdo.run.assemble.method import (
     advantage_of,
     critic_of,
     objective_of,

@@ -16,8 +16,8 @@ from outdo.config.rules import refusals
 from outdo.extras.explain.command import named_objective
 from outdo.extras.trackers import command as track
 from outdo.rewards import load_reward
-from outdo.run.build.engines import named_engine
-from outdo.run.build.environment import tools_of
+from outdo.run.assemble.engines import named_engine
+from outdo.run.assemble.environment import tools_of
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 

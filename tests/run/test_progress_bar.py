@@ -16,7 +16,7 @@ from outdo.cli.commands import COMMANDS
 from outdo.cli.train import run_train
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.engines import completions_of
+from outdo.run.assemble.engines import completions_of
 from outdo.run.display import Display
 from outdo.run.progress_bar import progress
 from outdo.types import Request

@@ -11,7 +11,7 @@ from outdo.data.splits import load_questions
 from outdo.models.template_header import with_date
 from outdo.rewards import load_reward
 from outdo.rewards.types import RewardInput
-from outdo.run.build.build import identity_of
+from outdo.run.assemble.assemble import identity_of
 from outdo.run.check.preflight import check
 from outdo.run.check.reward_inputs import dated_reward_models
 

@@ -14,7 +14,7 @@ from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
-from outdo.run.build.micro_batch_size import bytes_per_token
+from outdo.run.assemble.micro_batch_size import bytes_per_token
 from outdo.run.check import cost
 from outdo.run.check.estimate import Machine
 from outdo.run.check.preflight import Rendered, Report, check

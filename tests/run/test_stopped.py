@@ -29,7 +29,7 @@ from run_cases import (
 
 import outdo.run.training as run_module
 from outdo.config.file import load
-from outdo.run.build.build import build_run
+from outdo.run.assemble.assemble import assemble_run
 from outdo.run.checkpoints import save_times
 from outdo.run.display import Display
 from outdo.run.interrupt import Interrupted, stop_requested
@@ -366,11 +366,11 @@ def test_a_run_ends_the_processes_that_it_has_started(own_home, monkeypatch, fai
     runs = []
 
     def kept(*arguments, **settings):
-        runs.append(build_run(*arguments, **settings))
+        runs.append(assemble_run(*arguments, **settings))
         return runs[-1]
 
     monkeypatch.chdir(own_home)
-    monkeypatch.setattr(run_module, "build_run", kept)
+    monkeypatch.setattr(run_module, "assemble_run", kept)
     if fails:
         (own_home / "score.py").write_text("def score(completion):\n    return 'no number'\n")
     recipe = load("recipe.toml", ["steps=1", "eval.every=0", "data.eval_path="])

@@ -30,7 +30,7 @@ from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.build import Run
+from outdo.run.assemble.assemble import Run
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part, whole

@@ -27,7 +27,7 @@ from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.capabilities import metrics_of, notes_of
 from outdo.rollouts.engines.copies import whole_policy
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.engines import open_engine
+from outdo.run.assemble.engines import open_engine
 from outdo.types import Completion
 from outdo.utils.errors import DeliveryError, EngineLostError, WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part

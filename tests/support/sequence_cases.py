@@ -25,7 +25,7 @@ from outdo.models.adapter import adapter_config
 from outdo.models.bundle import Models
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
-from outdo.run.build.micro_batch_size import count_saved
+from outdo.run.assemble.micro_batch_size import count_saved
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import ModelError, OutdoError, WorkerError

@@ -7,7 +7,7 @@ from outdo.config.file import read_piece
 from outdo.models.adapter import with_head
 from outdo.models.inspect_folder import LANGUAGE_MODEL, Kind, inspect_folder
 from outdo.models.loading import HEAD, adapter_size
-from outdo.run.build.method import peft_config
+from outdo.run.assemble.method import peft_config
 from outdo.utils.errors import ModelError, UserError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import with_system
 from outdo.models.template_header import DATE, now
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.environment import tools_of
+from outdo.run.assemble.environment import tools_of
 from outdo.run.check.prompt_warnings import template_does
 from outdo.types import Prompt
 from outdo.utils.errors import UserError

@@ -14,7 +14,7 @@ from outdo.models.completion_text import completion_text, rendered_text
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
-from outdo.run.build.engines import named_engine, open_engine
+from outdo.run.assemble.engines import named_engine, open_engine
 from outdo.run.export.find_model import find_model
 from outdo.run.progress_bar import progress
 from outdo.types import Request

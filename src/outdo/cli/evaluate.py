@@ -38,9 +38,9 @@ from outdo.models.device import make_deterministic, set_threads
 from outdo.models.policy import Policy
 from outdo.rewards import WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, reference_checks
-from outdo.run.build.build import held_out_questions
-from outdo.run.build.engines import completions_of, named_engine, open_engine
-from outdo.run.build.environment import open_environment
+from outdo.run.assemble.assemble import held_out_questions
+from outdo.run.assemble.engines import completions_of, named_engine, open_engine
+from outdo.run.assemble.environment import open_environment
 from outdo.run.check.reward_trials import tried_first
 from outdo.run.evaluation import held_out_completions
 from outdo.run.evaluation.evaluation import Evaluation, evaluate

@@ -29,7 +29,7 @@ from outdo.models.completion_text import completion_text, rendered_text
 from outdo.models.device import make_deterministic, set_threads
 from outdo.models.policy import Policy
 from outdo.rollouts.engines import base
-from outdo.run.build.engines import completions_of, named_engine, open_engine
+from outdo.run.assemble.engines import completions_of, named_engine, open_engine
 from outdo.run.export.find_model import find_model
 from outdo.run.progress_bar import progress
 from outdo.types import Completion, Prompt, Request

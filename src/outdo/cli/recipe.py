@@ -56,10 +56,10 @@ def probe_machine(recipe: Recipe) -> Machine:
     from outdo.models.chat_options import set_chat_options
     from outdo.models.device import choose_device
     from outdo.models.loading import adapter_size, load_tokenizer
-    from outdo.run.build.engines import device_mistakes
-    from outdo.run.build.environment import examine_environment
-    from outdo.run.build.hardware import device_memory
-    from outdo.run.build.method import adapter_of, piece_mistakes
+    from outdo.run.assemble.engines import device_mistakes
+    from outdo.run.assemble.environment import examine_environment
+    from outdo.run.assemble.hardware import device_memory
+    from outdo.run.assemble.method import adapter_of, piece_mistakes
     from outdo.utils.machine import free_main_memory
 
     errors, notes = piece_mistakes(recipe), list[str]()
@@ -114,7 +114,7 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
     @cache
     def environment_tools() -> "ToolsOf":
-        from outdo.run.build.environment import tools_of
+        from outdo.run.assemble.environment import tools_of
 
         return tools_of(recipe.environment)
 

@@ -282,7 +282,7 @@ ENVIRONMENTS = {
     EPISODE: ExtraKind("outdo.extras.episodes.check:CHECK", "outdo.extras.episodes.environment:EPISODE"),
 }
 """The kinds of environments: an `EnvironmentCheck` of `outdo.config.environments`, and an `EnvironmentKind` of
-`outdo.run.build.environment`."""
+`outdo.run.assemble.environment`."""
 
 ENGINES = {
     BUILTIN_ENGINE: ExtraKind(

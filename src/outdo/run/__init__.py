@@ -1,1 +1,1 @@
-"""A run made from a recipe: check it, build it, train, evaluate."""
+"""A run made from a recipe: check it, assemble it, train, evaluate."""

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from outdo.run.build.build import Run
+from outdo.run.assemble.assemble import Run
 from outdo.run.display import Display
 from outdo.run.folder.run_folder import RunFolder
 from outdo.utils.hub_names import is_local

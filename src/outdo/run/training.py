@@ -21,7 +21,7 @@ from outdo.loop import train
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import MISMATCH
 from outdo.rollouts.engines.capabilities import metrics_of
-from outdo.run.build.build import Run, build_run
+from outdo.run.assemble.assemble import Run, assemble_run
 from outdo.run.checkpoints.checkpoints import Checkpoints
 from outdo.run.checkpoints.save_times import save_after_error
 from outdo.run.checkpoints.state import Progress, check_free_space
@@ -62,7 +62,7 @@ def start(
         raise UserError([problem])
     with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
         watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
-        run = build_run(recipe, facts=facts, folder=own, display=display, watchers=watchers, world=world)
+        run = assemble_run(recipe, facts=facts, folder=own, display=display, watchers=watchers, world=world)
         return run_to_end(run_folder, run, Progress(), display, until)
 
 

@@ -11,7 +11,7 @@ from trl_cases import LONGEST, SIZE, Outcome, inputs_of, loss_of, made_up, outdo
 from outdo.config.file import load
 from outdo.extras.convert.trl import convert_trl
 from outdo.extras.convert.written import written_recipe
-from outdo.run.build.method import advantage_of, objective_of
+from outdo.run.assemble.method import advantage_of, objective_of
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "defaults": {},

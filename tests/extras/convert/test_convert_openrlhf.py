@@ -13,7 +13,7 @@ from outdo.extras.convert.account import table_of
 from outdo.extras.convert.openrlhf import ADVANTAGES, convert_openrlhf
 from outdo.extras.convert.sources import read_openrlhf
 from outdo.extras.convert.written import written_recipe
-from outdo.run.build.method import advantage_of, objective_of
+from outdo.run.assemble.method import advantage_of, objective_of
 from outdo.types import TokenScores
 
 NEEDED = {"pretrain": "m", "prompt_data": "x.jsonl", "advantage_estimator": "group_norm", "n_samples_per_prompt": 4}

@@ -12,7 +12,7 @@ from outdo.config.file import load
 from outdo.extras.convert.sources import read_verl
 from outdo.extras.convert.verl import ACTOR, LOSS, MODEL, OWN_MEAN, WEIGHTS, convert_verl
 from outdo.extras.convert.written import written_recipe
-from outdo.run.build.method import advantage_of, objective_of
+from outdo.run.assemble.method import advantage_of, objective_of
 from outdo.types import TokenScores
 from outdo.utils.errors import UserError
 

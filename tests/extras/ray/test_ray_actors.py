@@ -30,7 +30,7 @@ from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.capabilities import metrics_of, notes_of
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.engines import open_engine
+from outdo.run.assemble.engines import open_engine
 from outdo.testing import tiny_model
 from outdo.types import Completion
 from outdo.utils.errors import DeliveryError, EngineError, EngineLostError

@@ -14,7 +14,7 @@ from outdo.extras.record.reading.drift import drift_metrics, first_completions
 from outdo.extras.record.starting_policy import starting_logprobs
 from outdo.models.policy import Policy
 from outdo.models.scorer import sequence_logprobs
-from outdo.run.build.build import build_run
+from outdo.run.assemble.assemble import assemble_run
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 from outdo.utils.world import ALONE
@@ -99,7 +99,7 @@ def test_the_starting_policy_is_that_before_the_first_step(
     """Whatever the policy has become; `start` has the weights of the recipe's model."""
     monkeypatch.chdir(home)
     tiny_model(home / "other", seed=1)
-    run = build_run(load("recipe.toml", KINDS[kind]))
+    run = assemble_run(load("recipe.toml", KINDS[kind]))
     try:
         with torch.no_grad():
             for weight in run.models.policy.optimiser.weights.values():
@@ -117,7 +117,7 @@ def test_the_starting_policy_is_that_before_the_first_step(
 
 def test_a_large_model_is_not_loaded_a_second_time(home: Path, start: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
-    run = build_run(load("recipe.toml"))
+    run = assemble_run(load("recipe.toml"))
     monkeypatch.setattr(starting_policy, "MOST_WEIGHTS", 1000)
     assert (
         starting_logprobs(run.recipe, run.models, first_completions([group(start, "say cat", "miaow")]), ALONE) is None
@@ -131,7 +131,7 @@ def test_an_adapter_that_changes_its_base_is_not_measured(
 ) -> None:
     monkeypatch.chdir(home)
     tiny_model(home / "biased", arch="qwen2")
-    run = build_run(load("recipe.toml", ["model=biased", f"train.adapter={{name='lora', {option}}}"]))
+    run = assemble_run(load("recipe.toml", ["model=biased", f"train.adapter={{name='lora', {option}}}"]))
     batch = first_completions([group(start, "say cat", "miaow")])
     assert starting_logprobs(run.recipe, run.models, batch, ALONE) is None
     run.close()

@@ -21,7 +21,7 @@ from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.capabilities import metrics_of
 from outdo.rollouts.engines.copies import copied_policy
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.engines import device_mistakes, open_engine
+from outdo.run.assemble.engines import device_mistakes, open_engine
 from outdo.testing import tiny_model
 from outdo.types import Completion
 from outdo.utils.errors import DeliveryError, EngineError

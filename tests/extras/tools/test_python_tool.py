@@ -13,7 +13,7 @@ from outdo.extras.episodes.tools import ToolBox
 from outdo.extras.sandbox import Ending, Limits, Outcome, Sandbox, choose, open_sandbox
 from outdo.extras.tools.python_tool import PythonTool
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.environment import environment_notes, tools_of
+from outdo.run.assemble.environment import environment_notes, tools_of
 from outdo.testing import ScriptedEngine
 from outdo.types import Rollout
 from outdo.utils.errors import UserError

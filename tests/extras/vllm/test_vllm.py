@@ -22,7 +22,7 @@ from outdo.extras.vllm.process import ProcessServer
 from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.build.engines import named_engine
+from outdo.run.assemble.engines import named_engine
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason
 from outdo.utils.errors import DeliveryError

@@ -11,7 +11,7 @@ from outdo.cli.dry_run import in_one_process
 from outdo.cli.recipe import probe_machine, recipe_of
 from outdo.config.environments import row_environments
 from outdo.models.token_text import TokenTexts
-from outdo.run.build.build import build_run
+from outdo.run.assemble.assemble import assemble_run
 from outdo.run.check.preflight import check
 from outdo.run.display import Display
 from outdo.types import Rollout, Sampled
@@ -44,7 +44,7 @@ def command(
         display.say(line)
     one_episode = recipe.train.model_copy(update={"group_size": 1})
     recipe = in_one_process(recipe.model_copy(update={"train": one_episode}))
-    run = build_run(recipe, facts=report.facts, display=display)
+    run = assemble_run(recipe, facts=report.facts, display=display)
     try:
         policy, prompts = run.models.policy, run.prompts.take(question)[-1:]
         with display.working("playing one episode"):

@@ -23,7 +23,7 @@ from outdo.config.method_rules import objective_mistakes
 from outdo.config.recipe import Piece
 from outdo.extras.explain.explain import Explanation, Point, explain, mistakes_in, table
 from outdo.extras.explain.explain_plot import plot
-from outdo.run.build.method import build_objective
+from outdo.run.assemble.method import build_objective
 from outdo.utils.errors import UserError
 from outdo.utils.picture_file import picture_mistakes
 

@@ -36,7 +36,7 @@ from outdo.extras.sft.sft_examples import encode_examples, read_examples
 from outdo.models.device import make_deterministic
 from outdo.models.gguf_folder import converted
 from outdo.models.policy import Policy
-from outdo.run.build.engines import named_engine
+from outdo.run.assemble.engines import named_engine
 from outdo.run.check.preflight import check
 from outdo.run.display import Display
 from outdo.utils.atomic import write_text_atomically

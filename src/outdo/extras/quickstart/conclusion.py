@@ -16,8 +16,8 @@ from outdo.extras.quickstart.recorded import Recorded, Spread
 from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
-from outdo.run.build.engines import named_engine, open_engine
-from outdo.run.build.environment import open_environment
+from outdo.run.assemble.engines import named_engine, open_engine
+from outdo.run.assemble.environment import open_environment
 from outdo.run.display import Display
 from outdo.run.evaluation import held_out_completions
 from outdo.run.export.find_model import find_model

@@ -20,7 +20,7 @@ from outdo.extras.record.starting_policy import starting_logprobs
 from outdo.models.bundle import Models
 from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import encode_prompt
-from outdo.run.build.environment import tools_of
+from outdo.run.assemble.environment import tools_of
 from outdo.run.display import Display
 from outdo.run.folder import reads
 from outdo.run.watchers import Watcher

@@ -14,7 +14,7 @@ import torch
 
 from outdo.extras.replicas.launch import LOOPBACK
 from outdo.extras.replicas.network import INTERFACE
-from outdo.run.build.hardware import device_memory
+from outdo.run.assemble.hardware import device_memory
 from outdo.run.folder.provenance import versions
 from outdo.utils.errors import UserError
 from outdo.utils.text import counted

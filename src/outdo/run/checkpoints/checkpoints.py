@@ -10,7 +10,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.run.build.build import Run
+from outdo.run.assemble.assemble import Run
 from outdo.run.checkpoints.save_times import SaveTimes
 from outdo.run.checkpoints.state import Copy, Progress, check_finite, content_of, write
 from outdo.run.folder.run_folder import RunFolder

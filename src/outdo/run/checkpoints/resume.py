@@ -11,7 +11,7 @@ from outdo.config.paths import code_of, with_absolute_paths
 from outdo.config.recipe import Recipe
 from outdo.config.resume import accepted_changes, overrides_between
 from outdo.data.splits import Questions, load_questions
-from outdo.run.build.build import Run, build_run, identity_of
+from outdo.run.assemble.assemble import Run, assemble_run, identity_of
 from outdo.run.checkpoints import checkpoint
 from outdo.run.checkpoints.state import Progress, restore
 from outdo.run.display import Display
@@ -48,7 +48,7 @@ def resume(
     with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as locked:
         newest, state, questions, changes = _found(recipe, folder, locked, display, changed=changed)
         watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
-        run = build_run(
+        run = assemble_run(
             recipe,
             model=newest.path if newest else None,
             questions=questions,

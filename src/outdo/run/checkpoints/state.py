@@ -8,8 +8,8 @@ Beside the model folder of the policy, a checkpoint holds a state with these ent
 - `sampling`: the position in the data (`Prompts.state`), and what is sampled for later steps (`RunRollouts.state`);
   random numbers have no state, because `utils.rng` computes them from the seed and the position;
 - `progress`: the step, the evaluations and the totals (`Progress`);
-- `identity`: the recipe, the versions, and the hashes of data and code (`build.identity_of`), with which a resumed run
-  is compared.
+- `identity`: the recipe, the versions, and the hashes of data and code (`assemble.identity_of`), with which a resumed
+  run is compared.
 
 While the weights change, no checkpoint of the last finished step can be written from the models. Before they do, the
 step is therefore copied into main memory (`Copy`): a thread writes the checkpoint from there, and if the step under way
@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.algorithms.adaptive import Adaptive
 from outdo.rewards.capabilities import LearningReward
-from outdo.run.build.build import Run
-from outdo.run.build.micro_batch_size import free_memory
+from outdo.run.assemble.assemble import Run
+from outdo.run.assemble.micro_batch_size import free_memory
 from outdo.run.check.cost import COPY_SHARE
 from outdo.run.checkpoints import checkpoint
 from outdo.run.checkpoints.save_times import SaveTimes

@@ -8,8 +8,8 @@ from typing import Any
 
 from outdo.config.recipe import Recipe
 from outdo.rollouts.engines.base import PolicyView
-from outdo.run.build.build import Run, sampling_params
-from outdo.run.build.engines import completions_of
+from outdo.run.assemble.assemble import Run, sampling_params
+from outdo.run.assemble.engines import completions_of
 from outdo.run.checkpoints.state import Progress
 from outdo.run.display import Display
 from outdo.run.evaluation import held_out_completions

@@ -9,7 +9,7 @@ from outdo.models.base_model import sha256_of
 from outdo.models.device import describe_hardware
 from outdo.models.gguf_header import is_gguf
 from outdo.models.inspect_folder import cached_snapshot
-from outdo.run.build.build import Run
+from outdo.run.assemble.assemble import Run
 from outdo.run.check.reward_trials import sandboxes
 from outdo.run.folder.provenance import describe_environment
 from outdo.run.folder.run_folder import RunFolder

@@ -5,7 +5,7 @@ from outdo.config.recipe import Recipe
 from outdo.models.policy import Policy
 from outdo.models.template_header import DATE
 from outdo.rewards import WeightedSum
-from outdo.run.build.rewards import whole_notes
+from outdo.run.assemble.rewards import whole_notes
 from outdo.utils.world import World
 
 

@@ -10,7 +10,7 @@ from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import InTurn, RunRollouts
-from outdo.run.build.engines import open_engine
+from outdo.run.assemble.engines import open_engine
 from outdo.types import Prompt
 from outdo.utils.extras import load_extra
 from outdo.utils.world import World

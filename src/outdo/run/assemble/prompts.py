@@ -15,7 +15,7 @@ from outdo.data.streaming import StreamedQuestions
 from outdo.models.chat_options import keep_date
 from outdo.models.policy import Policy
 from outdo.models.template_header import DATE, now
-from outdo.run.build.environment import tools_of
+from outdo.run.assemble.environment import tools_of
 from outdo.run.display import Display
 from outdo.types import Prompt
 from outdo.utils.text import counted

@@ -1,4 +1,4 @@
-"""Build a run from a recipe: the place where the names in a recipe become objects."""
+"""Assemble a run from a recipe: the place where the names in a recipe become objects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import RunRollouts
-from outdo.run.build import micro_batch_size
-from outdo.run.build.engines import replays_routes
-from outdo.run.build.environment import environment_notes, open_environment
-from outdo.run.build.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
-from outdo.run.build.method import (
+from outdo.run.assemble import micro_batch_size
+from outdo.run.assemble.engines import replays_routes
+from outdo.run.assemble.environment import environment_notes, open_environment
+from outdo.run.assemble.hardware import busy_notes, gradients_of, resolve_hardware, resolve_weights
+from outdo.run.assemble.method import (
     adapter_of,
     adaptive_of,
     advantage_of,
@@ -53,10 +53,10 @@ from outdo.run.build.method import (
     penalty_of,
     stop_of,
 )
-from outdo.run.build.model_notes import model_notes
-from outdo.run.build.prompts import build_prompts, with_date_of_template
-from outdo.run.build.rewards import rewards_of, start_placed, weights_of_parts
-from outdo.run.build.rollouts import open_engine_of_run, open_rollouts
+from outdo.run.assemble.model_notes import model_notes
+from outdo.run.assemble.prompts import build_prompts, with_date_of_template
+from outdo.run.assemble.rewards import rewards_of, start_placed, weights_of_parts
+from outdo.run.assemble.rollouts import open_engine_of_run, open_rollouts
 from outdo.run.check import cost
 from outdo.run.check.fallbacks import fallback_warnings
 from outdo.run.check.reward_trials import tried_first
@@ -122,7 +122,7 @@ UNSEEN = Display(live=False)
 """Shows nothing while a run is built."""
 
 
-def build_run(
+def assemble_run(
     recipe: Recipe,
     *,
     facts: ModelFacts | None = None,

@@ -29,7 +29,7 @@ from outdo.config.names import (
 from outdo.config.options import describe_method, list_pieces
 from outdo.config.recipe import Recipe
 from outdo.models.policy import Policy
-from outdo.run.build.method import advantage_of, critic_of, objective_of, optimiser_of, penalty_of, piece_mistakes
+from outdo.run.assemble.method import advantage_of, critic_of, objective_of, optimiser_of, penalty_of, piece_mistakes
 from outdo.testing import tiny_model
 from outdo.types import Batch, FinishReason
 from outdo.utils.errors import UserError

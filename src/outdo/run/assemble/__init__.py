@@ -1,0 +1,1 @@
+"""Assemble the objects of a run from its recipe, for the hardware that is there."""
