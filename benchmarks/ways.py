@@ -79,7 +79,7 @@ def row(name: str, model: PreTrainedModel) -> str:
         cells += [type(error).__name__, "–"]
     try:
         policy = Policy(model, byte_bpe_tokenizer([], 264))
-        cells += [policy.forward.way, BuiltinEngine(policy).choice.way.name]
+        cells += [policy.forward.way, BuiltinEngine(policy).choice.mode.name]
     except ModelError:
         cells += ["refused", "–"]
     return f"| {name} | {' | '.join(cells)} |"

@@ -28,7 +28,7 @@ from outdo.extras.page.bands import read_bands
 from outdo.models.logprobs import _columns_in_part as COLUMNS
 from outdo.rollouts.engines.builtin import sequences
 from outdo.rollouts.engines.builtin.kv_cache import KVCache
-from outdo.rollouts.engines.builtin.probe import WAYS, SamplingChoice
+from outdo.rollouts.engines.modes import MODES, SamplingChoice
 from outdo.utils.errors import UserError
 
 BAND = Path("benchmarks/gpu/smollm2.band.toml")
@@ -301,7 +301,7 @@ def no_keys(cache: Any, row: int) -> Any:
 
 
 KEYS_VALUES = KVCache.keys_values
-NO_PROBE = {"outdo.rollouts.engines.builtin.engine.choose_way": lambda policy, sample: SamplingChoice(WAYS[0])}
+NO_PROBE = {"outdo.rollouts.engines.builtin.engine.choose_mode": lambda policy, sample: SamplingChoice(MODES[0])}
 WORSE = {"outdo.rollouts.engines.builtin.device_steps.sample_tokens": worse_logprobs}
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a device that multiplies wrongly": (

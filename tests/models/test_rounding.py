@@ -42,7 +42,7 @@ def logprobs(model: PreTrainedModel, way: str) -> Tensor:
 
 def sampling_of(model: PreTrainedModel) -> str:
     policy = Policy(model, byte_bpe_tokenizer([], model.config.vocab_size))
-    return BuiltinEngine(policy).choice.way.name
+    return BuiltinEngine(policy).choice.mode.name
 
 
 @LARGE
@@ -60,7 +60,7 @@ def test_a_model_with_the_numbers_of_a_large_one_takes_the_fast_way(arch):
 def test_the_real_model_takes_the_fast_way(smollm2: Path):
     policy = Policy.load(smollm2, device="cpu")
     assert (policy.forward.way, policy.forward.reason) == ("shared", "")
-    assert BuiltinEngine(policy).choice.way.name == "continuous batching"
+    assert BuiltinEngine(policy).choice.mode.name == "continuous batching"
     assert 1e-6 < policy.forward.rounding < 1e-4
 
 

@@ -19,15 +19,15 @@ from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin import device_steps
 from outdo.rollouts.engines.builtin import engine as builtin
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.probe import WAYS, SamplingChoice
 from outdo.rollouts.engines.limits import HOST_READS_EVERY
+from outdo.rollouts.engines.modes import MODES, SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import tiny_model
 from outdo.types import Completion, Request
 from outdo.utils.errors import NonFiniteWeightsError
 
 BLOCK = 16
-CAPTURED = SamplingChoice(WAYS[0])
+CAPTURED = SamplingChoice(MODES[0])
 
 
 @contextmanager
@@ -111,8 +111,8 @@ def test_a_device_that_captures_nothing_samples_operator_by_operator_and_says_so
     with on_cuda(monkeypatch) as (policy, graphs):
         monkeypatch.setattr(builtin, "CAPTURES", captures)  # torch for processors has no graphs
         engine = BuiltinEngine(policy)
-        assert engine.choice.way == WAYS[1]
-        assert engine.choice.faults[0].startswith(f"{WAYS[0].name}: ")
+        assert engine.choice.mode == MODES[1]
+        assert engine.choice.faults[0].startswith(f"{MODES[0].name}: ")
         graphs.waits.clear()
         engine.generate(requests((4,)), SamplingParams(max_tokens=9))
         assert graphs.waits["tolist"] <= 4
@@ -121,7 +121,7 @@ def test_a_device_that_captures_nothing_samples_operator_by_operator_and_says_so
 @pytest.mark.release
 def test_a_model_whose_step_waits_for_the_host_is_not_captured(monkeypatch: pytest.MonkeyPatch):
     with on_cuda(monkeypatch, "gpt2") as (policy, _):  # looks for padding tokens, to warn of them
-        assert BuiltinEngine(policy).choice.way == WAYS[1]
+        assert BuiltinEngine(policy).choice.mode == MODES[1]
     with on_cuda(monkeypatch) as (policy, _):
         assert BuiltinEngine(policy).choice == CAPTURED
 

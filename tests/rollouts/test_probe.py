@@ -9,13 +9,13 @@ from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.kv_cache import KVCache
-from outdo.rollouts.engines.builtin.probe import WAYS
+from outdo.rollouts.engines.modes import MODES
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
-CAPTURED, CONTINUOUS, GENERATE, WHOLE_CACHE, ONE_LENGTH, NO_CACHE = (way.name for way in WAYS)
+CAPTURED, CONTINUOUS, GENERATE, WHOLE_CACHE, ONE_LENGTH, NO_CACHE = (mode.name for mode in MODES)
 BART = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "d_model": 32, "init_std": 0.2}
 HRM = {"head_dim": 8, "num_layers_per_stack": 1}
 RWKV = {"attention_hidden_size": 32, "context_length": 512}
@@ -54,7 +54,7 @@ def policy_of(model: PreTrainedModel) -> Policy:
 
 
 @pytest.mark.parametrize(
-    ("arch", "changes", "way"),
+    ("arch", "changes", "mode"),
     [
         ("diffllama", {}, CONTINUOUS),  # calls attention twice in a layer, with the same keys
         ("hrm_text", HRM, CONTINUOUS),  # runs through its layers several times
@@ -67,11 +67,11 @@ def policy_of(model: PreTrainedModel) -> Policy:
         ("rwkv", RWKV, NO_CACHE),  # reads the padding, and its state is not kept
     ],
 )
-def test_sampler_and_trainer_agree_and_the_gradient_is_the_models_own(arch, changes, way):
+def test_sampler_and_trainer_agree_and_the_gradient_is_the_models_own(arch, changes, mode):
     model = other_model(arch, **changes)
     policy, asked = policy_of(model), requests((1, 5, 20), siblings=2, limit=lambda index: 12)
     engine = BuiltinEngine(policy)
-    assert engine.choice.way.name == way
+    assert engine.choice.mode.name == mode
     answers = engine.generate(asked, SamplingParams(max_tokens=12))
     batch = Batch.of_tokens(
         [request.token_ids for request in asked],
@@ -118,7 +118,7 @@ def test_a_cache_that_forgets_is_noticed_and_not_used(monkeypatch):
         KVCache, "attend", lambda cache, query, key, value, rule: attend(cache, query, key, value * 0, rule)
     )
     choice = BuiltinEngine(fresh()).choice
-    assert choice.way.name == GENERATE
+    assert choice.mode.name == GENERATE
     assert choice.faults[0].startswith(f"{CONTINUOUS}: its log-probabilities differ by")
 
 
@@ -130,5 +130,5 @@ def test_settings_in_the_models_generation_config_do_not_change_its_logits():
     answers = engine.generate(asked, SamplingParams())
     policy.model.generation_config.repetition_penalty = 1.0
     policy.model.generation_config.min_new_tokens = None
-    assert engine.choice.way.name == GENERATE
+    assert engine.choice.mode.name == GENERATE
     assert answers == engine.generate(asked, SamplingParams())

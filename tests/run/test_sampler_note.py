@@ -11,7 +11,7 @@ from run_cases import write_home, write_rows
 from outdo.cli.recipe import probe_machine
 from outdo.config.file import load
 from outdo.rollouts.engines.builtin import engine as builtin
-from outdo.rollouts.engines.builtin.probe import WAYS, SamplingChoice
+from outdo.rollouts.engines.modes import MODES, SamplingChoice
 from outdo.run.check import fallbacks
 from outdo.run.display import Display
 from outdo.run.training import start
@@ -72,8 +72,8 @@ def test_a_model_too_large_to_be_tried_before_it_is_loaded_is_said_to_be(tmp_pat
 
 @pytest.mark.parametrize(("precision", "lines"), [("float32", 1), ("bfloat16", 0)])
 def test_a_difference_between_sampler_and_trainer_is_in_the_line_of_the_first_step(run, monkeypatch, precision, lines):
-    wrong = next(way for way in WAYS if not way.continuous)
-    monkeypatch.setattr(builtin, "choose_way", lambda *how: SamplingChoice(wrong))
+    wrong = next(mode for mode in MODES if not mode.continuous)
+    monkeypatch.setattr(builtin, "choose_mode", lambda *how: SamplingChoice(wrong))
     said = run(f"precision={precision}")
     assert len(re.findall(r"^step 1/2 .* sampler and trainer differ by [\d.]+ nats", said, re.MULTILINE)) == lines
     assert said.count("sampler and trainer differ by") == lines

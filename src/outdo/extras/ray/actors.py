@@ -28,7 +28,7 @@ from outdo.extras.remote_engines.weights_folder import Part, WeightsFolder
 from outdo.models.adapter import trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
-from outdo.rollouts.engines.builtin.probe import SamplingChoice
+from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.utils.errors import EngineError, EngineLostError
 from outdo.utils.malloc import disable_trim
 from outdo.utils.world import World

@@ -29,7 +29,8 @@ from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine, sample
-from outdo.rollouts.engines.builtin.probe import SamplingChoice, choose_way
+from outdo.rollouts.engines.builtin.probe import choose_mode
+from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.bit_sums import bit_sums
@@ -82,7 +83,7 @@ class BuiltinProcesses:
         self.seed = seed
         self.timeout = timeout
         self.copy_frozen = copy_frozen
-        self.choice = choose_way(policy, sample)  # once, not in every process
+        self.choice = choose_mode(policy, sample)  # once, not in every process
         self.places_of_episodes = Places(len(devices))
         self.delivered_bytes = 0
         self._shared: SharedCopy | None = None
@@ -113,7 +114,7 @@ class BuiltinProcesses:
         if not _have_the_same_model(policy, self.policy):
             self.restart()
             self._shared = None
-            self.policy, self.choice = policy, choose_way(policy, sample)
+            self.policy, self.choice = policy, choose_mode(policy, sample)
         self.delivered_bytes = self._deliver(policy)
         loaded = self._call("load", [(policy.version,)] * len(self.devices), PATIENCE)
         self._compare(loaded, trained_weights(policy.model))

@@ -13,9 +13,10 @@ from outdo.extras.remote_engines.first_replica import on_first_replica
 from outdo.extras.remote_engines.proof import Proof
 from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.base import Engine, PolicyView
-from outdo.rollouts.engines.builtin.probe import SamplingChoice, choice_of
+from outdo.rollouts.engines.builtin.probe import choice_of
 from outdo.rollouts.engines.capabilities import Sleeps, end_episodes, notes_of, returns_experts
 from outdo.rollouts.engines.copies import whole_policy
+from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError, EngineLostError

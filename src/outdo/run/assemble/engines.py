@@ -84,7 +84,7 @@ def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str
         why = forward.unreachable_routers
     elif not returns_experts(engine):
         why = "the engine does not return the experts that it has used"
-    elif choice is not None and not choice.way.continuous:
+    elif choice is not None and not choice.mode.continuous:
         why = "model.generate does not return the experts that it has used"
     else:
         return True, ["routing: training uses the experts that sampled each token"]

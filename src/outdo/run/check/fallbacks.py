@@ -18,7 +18,7 @@ from outdo.models.inspect_folder import ModelFacts
 from outdo.models.loading import config_of
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.probe import SamplingChoice
+from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.utils.text import one_line
 
 LAYERS = 8
@@ -39,14 +39,14 @@ def fallback_warnings(forward: Forward, choice: SamplingChoice | None) -> list[s
             f"attention: padded ({forward.reason}); each prompt is computed once for every answer instead of once for "
             "its group, and shorter answers are padded to the longest"
         )
-    if choice is not None and not choice.way.continuous:
+    if choice is not None and not choice.mode.continuous:
         reason = f" ({'; '.join(choice.faults)})" if choice.faults else ""
         cause = "" if forward.reason != "as requested" else ', which needs other attention than `attention = "padded"`'
         warnings.append(
-            f"sampling: {choice.way.name}{reason}, without continuous batching{cause}; sampling takes twice as long "
+            f"sampling: {choice.mode.name}{reason}, without continuous batching{cause}; sampling takes twice as long "
             'or more (docs/models.md), and answers depend on their batch; `engine = "vllm"` may be faster'
         )
-    elif choice is not None and choice.faults and not choice.way.captured:
+    elif choice is not None and choice.faults and not choice.mode.captured:
         faults = "; ".join(choice.faults)
         warnings.append(f"sampling: {faults}; the host starts each operation of a step instead")
     return warnings

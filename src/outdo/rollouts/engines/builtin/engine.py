@@ -26,7 +26,7 @@ from outdo.rollouts.engines.builtin.device_steps import CAPTURES, Capture, Devic
 from outdo.rollouts.engines.builtin.episode_cache import CachedEpisode, EpisodeCache
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
-from outdo.rollouts.engines.builtin.probe import SamplingChoice, SamplingWay, choose_way
+from outdo.rollouts.engines.builtin.probe import choose_mode
 from outdo.rollouts.engines.builtin.route_log import RouteLog
 from outdo.rollouts.engines.builtin.sequences import (
     SequenceState,
@@ -42,6 +42,7 @@ from outdo.rollouts.engines.limits import (
     PREFILL_TOKENS,
     SEQUENCES_AT_A_TIME,
 )
+from outdo.rollouts.engines.modes import SamplingChoice, SamplingMode
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
@@ -54,7 +55,7 @@ ROW_MULTIPLE = 4  # matrix products have a multiple of so many rows
 class BuiltinEngine:
     """Samples up to `rows` sequences at a time. `seed` is the seed of the run.
 
-    `choice` is how it samples from `policy`; unset, it is found by a comparison on a few tokens (`choose_way`).
+    `choice` is how it samples from `policy`; unset, it is found by a comparison on a few tokens (`choose_mode`).
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class BuiltinEngine:
         self.policy = policy
         self.seed = seed
         self.rows = rows
-        self.choice = choose_way(policy, sample) if choice is None and policy is not None else choice
+        self.choice = choose_mode(policy, sample) if choice is None and policy is not None else choice
         self.episode_cache = EpisodeCache()
         self._cached_version: int | None = None  # of the weights that computed what is cached
         self._sequences: Sequence[SequenceState] = ()  # of the last call
@@ -92,10 +93,10 @@ class BuiltinEngine:
     def update_weights(self, policy: PolicyView) -> None:
         """Use the weights of this policy, as they are at each call of `generate`.
 
-        Raises `ModelError` if there is no way to sample from a new policy.
+        Raises `ModelError` if no mode samples right from a new policy.
         """
         if self.policy is None or policy.forward is not self.policy.forward:
-            self.choice = choose_way(policy, sample)
+            self.choice = choose_mode(policy, sample)
         self.policy = policy
         self.episode_cache.drop()
 
@@ -157,7 +158,7 @@ class BuiltinEngine:
         if policy.version != self._cached_version:
             self.episode_cache.drop()
         self._cached_version = policy.version
-        sample(policy, self.choice.way, sequences, sampling, rule, rows=self.rows, episode_cache=self.episode_cache)
+        sample(policy, self.choice.mode, sequences, sampling, rule, rows=self.rows, episode_cache=self.episode_cache)
         return [sequence.completion(policy.version) for sequence in sequences]
 
     def _require_policy(self) -> PolicyView:
@@ -168,7 +169,7 @@ class BuiltinEngine:
 
 def sample(
     policy: PolicyView,
-    way: SamplingWay,
+    mode: SamplingMode,
     sequences: Sequence[SequenceState],
     sampling: SamplingParams,
     rule: StopRule,
@@ -178,20 +179,19 @@ def sample(
 ) -> None:
     """Sample every sequence to its end, up to `rows` at a time. Without `episode_cache` no episode is cached."""
     # `generate` calls the model's own attention, also of a model that is trained in the shared way.
-    forward = policy.forward if way.continuous else policy.forward.with_way("padded")
-    routers = forward.routers if sampling.routes and way.continuous else None
+    forward = policy.forward if mode.continuous else policy.forward.with_way("padded")
+    routers = forward.routers if sampling.routes and mode.continuous else None
     recorded = nullcontext() if routers is None else routers.recorded(forward.model)
     with forward.prepared(packed=True), recorded as recording:
-        if way.continuous:
+        if mode.continuous:
             log = None if recording is None else RouteLog(recording)
-            capture = CAPTURES.get(forward.device.type) if way.captured else None
+            capture = CAPTURES.get(forward.device.type) if mode.captured else None
             batch = ContinuousBatch(
                 policy, sampling, rule, min(rows, len(sequences)), log, episode_cache, capture=capture
             )
             batch.run(sequences)
         else:
-            settings = {name: getattr(way, name) for name in ("mix_lengths", "use_cache", "whole_cache")}
-            generate_with_hf(policy, sequences, sampling, rule, batch_size=rows, **settings)
+            generate_with_hf(policy, mode, sequences, sampling, rule, batch_size=rows)
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from transformers import (
 
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
+from outdo.rollouts.engines.modes import SamplingMode
 from outdo.rollouts.engines.sampling import SamplingParams
 
 
@@ -49,22 +50,15 @@ class _StopWhenAllFinished(StoppingCriteria):
 
 def generate_with_hf(
     policy: PolicyView,
+    mode: SamplingMode,
     sequences: Sequence[SequenceState],
     sampling: SamplingParams,
     rule: StopRule,
     *,
     batch_size: int,
-    mix_lengths: bool = True,
-    use_cache: bool = True,
-    whole_cache: bool = False,
 ) -> None:
-    """Sample every sequence to its end, at most `batch_size` at a time, prompts of similar length together.
-
-    Without `mix_lengths`, all prompts of a batch have the same length, and none is padded. Without `use_cache`, each
-    token takes a forward pass of its whole sequence. With `whole_cache` the cache drops nothing, whatever windows the
-    configuration of the model names.
-    """
-    for batch in _batches(sequences, batch_size, policy.context, mix_lengths=mix_lengths):
+    """Sample every sequence to its end, at most `batch_size` at a time, prompts of similar length together."""
+    for batch in _batches(sequences, batch_size, policy.context, mix_lengths=mode.mix_lengths):
         width = max(len(row.request.token_ids) for row in batch)
         padding = [width - len(row.request.token_ids) for row in batch]
         token_ids = [[0] * pad + list(row.request.token_ids) for pad, row in zip(padding, batch, strict=True)]
@@ -72,11 +66,11 @@ def generate_with_hf(
         config = GenerationConfig(
             max_new_tokens=max(row.max_tokens for row in batch),
             do_sample=False,
-            use_cache=use_cache,
+            use_cache=mode.use_cache,
             eos_token_id=None,
             pad_token_id=0,
         )
-        windows = windows_set_to(None, policy.model) if whole_cache else nullcontext()
+        windows = windows_set_to(None, policy.model) if mode.whole_cache else nullcontext()
         with policy.forward.precision(), _without_own_settings(policy.model), windows:
             policy.model.generate(  # type: ignore[operator]
                 torch.tensor(token_ids, device=policy.forward.device),

@@ -8,7 +8,6 @@ may keep a state of its own, read the padding, or count it as positions.
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
@@ -18,14 +17,15 @@ from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES
 from outdo.rollouts.engines.builtin.hf_generate import floors_set_to, windows_set_to
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
+from outdo.rollouts.engines.modes import MODES, SamplingChoice, SamplingMode
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch, Request
 from outdo.utils.errors import ModelError, OutdoError
 from outdo.utils.rng import Stream, stream_key
 
 TOLERANCE = 1e-3
-"""Nats, in float32, of a model that rounds little; others have more (`Forward.tolerance`). Of the wrong ways that were
-found, the least wrong one differed by 1.3e-3, in a model with random weights of 0.02, whose rounding is below 1e-5."""
+"""Nats, in float32, of a model that rounds little; others have more (`Forward.tolerance`). The least wrong of the
+wrong modes that are known differed by 1.3e-3, in a model with random weights of 0.02, whose rounding is below 1e-5."""
 
 TOKENS = 6
 """Tokens of an answer in the comparison."""
@@ -33,37 +33,8 @@ TOKENS = 6
 WINDOW = 4
 """Tokens of the windows in a second comparison: an answer of `TOKENS` is longer."""
 
-
-class SamplingWay(NamedTuple):
-    """A way to sample."""
-
-    name: str
-    continuous: bool = False  # by outdo's own cache, which needs the shared forward pass; else by `model.generate`
-    captured: bool = False  # its steps as graphs of the device: see `device_steps`
-    mix_lengths: bool = True  # prompts of different lengths are padded on the left
-    use_cache: bool = True
-    whole_cache: bool = False  # its cache keeps also what is outside of the windows of the model
-
-
-WAYS = (
-    SamplingWay("continuous batching with captured steps", continuous=True, captured=True),
-    SamplingWay("continuous batching", continuous=True),
-    SamplingWay("model.generate"),
-    SamplingWay("model.generate with a cache of all tokens", whole_cache=True),
-    SamplingWay("model.generate with prompts of one length at a time", mix_lengths=False),
-    SamplingWay("model.generate without a cache", mix_lengths=False, use_cache=False),
-)
-"""The ways, the fastest first."""
-
-Sample = Callable[[PolicyView, SamplingWay, Sequence[SequenceState], SamplingParams, StopRule], None]
+Sample = Callable[[PolicyView, SamplingMode, Sequence[SequenceState], SamplingParams, StopRule], None]
 """Samples every sequence to its end."""
-
-
-class SamplingChoice(NamedTuple):
-    """The way chosen for a model, and what was wrong with each faster one."""
-
-    way: SamplingWay
-    faults: tuple[str, ...] = ()
 
 
 def choice_of(engine: Engine) -> SamplingChoice | None:
@@ -72,23 +43,23 @@ def choice_of(engine: Engine) -> SamplingChoice | None:
     return choice if isinstance(choice, SamplingChoice) else None
 
 
-def choose_way(policy: PolicyView, sample: Sample) -> SamplingChoice:
-    """Return the fastest way whose log-probabilities are those of the policy's forward pass on a few tokens.
+def choose_mode(policy: PolicyView, sample: Sample) -> SamplingChoice:
+    """Return the fastest mode whose log-probabilities are those of the policy's forward pass on a few tokens.
 
     Raises `ModelError` if there is none.
     """
     forward = copy(policy.forward)
-    forward.autocast = False  # in bfloat16, right ways differ too
+    forward.autocast = False  # in bfloat16, right modes differ too
     view = replace(PolicySnapshot.of(policy), forward=forward, end_ids=frozenset())
     faults: list[str] = []
-    for way in WAYS:
-        if way.continuous and (forward.way != "shared" or (way.captured and forward.device.type not in CAPTURES)):
+    for mode in MODES:
+        if mode.continuous and (forward.way != "shared" or (mode.captured and forward.device.type not in CAPTURES)):
             continue
         with forward.gathered():
-            fault = _fault(view, way, sample) or _fault_beyond_windows(view, way, sample)
+            fault = _fault(view, mode, sample) or _fault_beyond_windows(view, mode, sample)
         if not fault:
-            return SamplingChoice(way, tuple(faults))
-        faults.append(f"{way.name}: {fault}")
+            return SamplingChoice(mode, tuple(faults))
+        faults.append(f"{mode.name}: {fault}")
     raise ModelError(
         f"{type(policy.model).__name__}: no way to sample gives the log-probabilities of its forward pass "
         f"({'; '.join(faults)}); outdo cannot train such a model"
@@ -96,16 +67,16 @@ def choose_way(policy: PolicyView, sample: Sample) -> SamplingChoice:
 
 
 @torch.no_grad()
-def _fault(view: PolicySnapshot, way: SamplingWay, sample: Sample) -> str:
-    """Return what is wrong with a way; empty if nothing is."""
+def _fault(view: PolicySnapshot, mode: SamplingMode, sample: Sample) -> str:
+    """Return what is wrong with a mode; empty if nothing is."""
     sampling = SamplingParams(max_tokens=TOKENS)
     rule = StopRule(view, sampling)
     sequences = [SequenceState(each, stream_key(0, each.stream), rule.max_new_tokens(each)) for each in _requests(view)]
     try:
-        sample(view, way, sequences, sampling, rule)
+        sample(view, mode, sequences, sampling, rule)
     except OutdoError:
         raise  # it has a cause of its own
-    except Exception as error:  # any error is a reason not to sample this way
+    except Exception as error:  # any error is a reason not to sample in this mode
         return f"{type(error).__name__}: {error}"
     batch = Batch.of_tokens(
         [sequence.request.token_ids for sequence in sequences],
@@ -118,18 +89,18 @@ def _fault(view: PolicySnapshot, way: SamplingWay, sample: Sample) -> str:
     return "" if gap < view.forward.tolerance(TOLERANCE) else f"its log-probabilities differ by {gap:.2g} nats"
 
 
-def _fault_beyond_windows(view: PolicySnapshot, way: SamplingWay, sample: Sample) -> str:
-    """Return what is wrong with a way of `model.generate` beyond the windows that a model's configuration names.
+def _fault_beyond_windows(view: PolicySnapshot, mode: SamplingMode, sample: Sample) -> str:
+    """Return what is wrong with a mode of `model.generate` beyond the windows that a model's configuration names.
 
     The cache of transformers drops what is outside of them, also for a model that reads it (Llama). In the shared way
     each layer has a window of its own, whatever the configuration says. What Llama 4 scales after many tokens is
-    compared in the same way.
+    compared as well.
     """
-    if way.continuous or view.forward.way == "shared":
+    if mode.continuous or view.forward.way == "shared":
         return ""
     with windows_set_to(WINDOW, view.model) as windows, floors_set_to(WINDOW, view.model) as floors:
         named = [*windows, *floors]
-        fault = _fault(view, way, sample) if named else ""
+        fault = _fault(view, mode, sample) if named else ""
     return fault and f"beyond its {named[0]}, {fault}"
 
 
