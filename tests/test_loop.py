@@ -188,6 +188,14 @@ def test_a_group_without_answers_is_refused():
         GroupSampler(BuiltinEngine(), environment, group_size=0, sampling=SamplingParams(max_tokens=4))
 
 
+def test_an_engine_that_inherits_from_nothing_is_told_what_to_inherit():
+    class Alike:
+        generate = update_weights = tokenizer = None
+
+    with pytest.raises(TypeError, match=r"Alike does not inherit from outdo\.Engine"):
+        GroupSampler(Alike(), SingleTurn(load_reward("exact")), group_size=2, sampling=SamplingParams())  # type: ignore[arg-type]
+
+
 def test_missing_models_are_reported_before_sampling():
     def no_rollout(policy, questions, *, step):
         raise AssertionError("sampled")

@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from benchmarks.suite.processes import rank, start_others
 from benchmarks.suite.roofline import Weights
@@ -43,9 +42,10 @@ from outdo.models.onednn import ONEDNN
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards.types import RewardInput, RewardOutput, Status
-from outdo.rollouts.engines.base import Engine, PolicyView
+from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.wrapped import WrappedEngine
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.types import Completion, Prompt, Request
@@ -70,39 +70,13 @@ class EndlessPolicy(Policy):
         return frozenset()
 
 
-class TimedEngine:
+class TimedEngine(WrappedEngine):
     """An engine that gives each answer of a group its own length; `sampling` is the last call's time in seconds."""
 
     def __init__(self, engine: Engine, lengths: Sequence[int]) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.lengths = lengths
         self.sampling = 0.0
-
-    @property
-    def version(self) -> int:
-        """The version of the weights."""
-        return self.engine.version
-
-    def update_weights(self, policy: PolicyView) -> None:
-        """Sample from these weights."""
-        self.engine.update_weights(policy)
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The log-probabilities of the tokens of sequences."""
-        return self.engine.score(sequences)
-
-    def health(self) -> None:
-        """Raise `EngineError` unless the engine can answer."""
-        self.engine.health()
-
-    def close(self) -> None:
-        """Release what the engine holds."""
-        self.engine.close()
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the policy."""
-        return self.engine.tokenizer
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """One completion per request, in their order."""

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import EngineError
@@ -118,7 +118,7 @@ def byte_bpe_tokenizer(texts: Iterable[str], vocab_size: int = 512, *, chat: boo
 ScriptedCompletion = str | Sequence[int] | Completion
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """An engine that returns the answers of `script`: its items in order, or the result of calling it with the request.
 
     An answer is a text, which is encoded and ended with the end-of-sequence token; token ids, which are used unchanged;
@@ -136,13 +136,18 @@ class ScriptedEngine:
         self.script = script if callable(script) else _in_order(script)
         self._tokenizer = tokenizer  # None: that of the policy that is loaded
         self.logprob = logprob
-        self.version = 0
+        self._version = 0
         self.requests: list[Request] = []
 
     def update_weights(self, policy: PolicyView) -> None:
         """Store the version of the policy, and its tokenizer where none was given."""
-        self.version = policy.version
+        self._version = policy.version
         self._tokenizer = self._tokenizer or policy.tokenizer
+
+    @property
+    def version(self) -> int:
+        """The number of optimiser steps of the policy that it was given last."""
+        return self._version
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -154,12 +159,6 @@ class ScriptedEngine:
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return `logprob` for each token after the first of each sequence."""
         return [[self.logprob] * (len(sequence) - 1) for sequence in sequences]
-
-    def health(self) -> None:
-        """Do nothing: it always answers."""
-
-    def close(self) -> None:
-        """Do nothing: it holds nothing."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return the next answer of the script for each request. Raises `EngineError` when there is none left."""

@@ -5,6 +5,7 @@ import json
 import pytest
 
 ENGINES = """
+from outdo import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 
 
@@ -18,6 +19,16 @@ class Own(BuiltinEngine):
 
     def close(self):
         print("closed")
+
+
+class Alike:
+    def __init__(self, policy, *, seed=0): ...
+
+
+class Half(Engine):
+    def __init__(self, policy, *, seed=0): ...
+
+    def update_weights(self, policy): ...
 """
 
 
@@ -45,6 +56,22 @@ def test_an_engine_whose_scores_are_not_those_of_the_model_is_refused(outdo, sev
     assert done.status == 1
     assert "the engine does not sample from the policy's weights" in done.error
     assert "0.5 nats apart" in done.error
+    assert "Traceback" not in done.error
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        ("Alike", "engine: {own}:Alike: Alike does not inherit from outdo.Engine, whose methods a run calls"),
+        ("Half", "engine: {own}:Half lacks what every outdo.Engine has: generate, score, tokenizer, version"),
+    ],
+)
+def test_an_engine_of_the_user_that_is_none_is_told_what_to_inherit_and_what_is_missing(
+    outdo, seven, files, engine, sentence
+):
+    done = evaluated(outdo, seven, files, f"{files}/own.py:{engine}")
+    assert done.status == 2
+    assert sentence.format(own=files / "own.py") in done.error
     assert "Traceback" not in done.error
 
 

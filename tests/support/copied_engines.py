@@ -12,7 +12,7 @@ from outdo.extras.remote_engines.proof import FLOAT32, Proof
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import has_adapter
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -26,7 +26,7 @@ def separate(engine: "CopyingEngine") -> RemoteEngine:
     return RemoteEngine(lambda _: engine, fresh(), Proof(FLOAT32))
 
 
-class CopyingEngine:
+class CopyingEngine(Engine):
     """Samples from a copy of the weights. `fault` is what is wrong with its deliveries after the first:
 
     - `no load`: it ignores weights, the first ones too
@@ -102,10 +102,6 @@ class CopyingEngine:
     def restart(self) -> None:
         self.calls.append("restart")
         self._version, self._read = -1, set()
-
-    def health(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _copy(policy: PolicyView) -> Policy:

@@ -24,7 +24,6 @@ from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.capabilities import metrics_of, notes_of
 from outdo.rollouts.engines.copies import whole_policy
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.engines import open_engine
@@ -54,10 +53,10 @@ def processes_of_the_first(replicas: Replicas) -> None:
     assert completion_text(engine.tokenizer, [40, 41]) == completion_text(alone.tokenizer, [40, 41])
     engine.health()
     assert all(is_sharded(weight) for weight in policy.model.parameters())
-    metrics = replicas.together(lambda: metrics_of(engine))
+    metrics = replicas.together(lambda: engine.metrics())
     assert [each["engine/restarts"] for each in metrics] == [1, 1]
     assert [each["engine/delivery_bytes"] for each in metrics] == [4 * alone.model.num_parameters()] * 2
-    assert any("processes on cpu" in note for note in notes_of(engine))
+    assert any("processes on cpu" in note for note in engine.notes())
     engine.close()
 
 

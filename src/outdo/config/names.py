@@ -291,8 +291,8 @@ ENGINES = {
     "vllm": ExtraKind("outdo.extras.vllm.check:CHECK", "outdo.extras.vllm.engine:open_vllm"),
 }
 """The engines with a copy of the weights: an `EngineCheck` of `outdo.config.engines`, and `open(policy, world, *, seed,
-**options)`, which returns a maker: `maker(policy)` starts a `RestartableEngine` (`outdo.extras.remote_engines.remote`).
-The built-in one has a copy in processes of its own."""
+**options)`, which returns a maker: `maker(policy)` returns an `Engine` of `outdo.rollouts.engines.base`. The built-in
+one has a copy in processes of its own."""
 
 REMOTE_ENGINE = "outdo.extras.remote_engines.open:open_remote_engine"
 """What opens an engine with a copy of the weights, and proves each delivery of them."""

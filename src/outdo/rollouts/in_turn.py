@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeVar
 from outdo.loop import in_turn
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.capabilities import let_sleep
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.types import Group, Prompt, Sampled
@@ -120,7 +119,7 @@ class InTurn:
 
     def _sample(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sampled:
         sampled, asked = sample_counted(self.sampler, self.questions, policy, questions, step=step)
-        let_sleep(self.sampler.engine)
+        self.sampler.engine.sleep()
         before = self._accounts[step - 1]
         after = Account(self.questions.state(), before.counts + counts_of(sampled.groups, asked))
         self._accounts = {step - 1: before, step: after}
@@ -130,7 +129,7 @@ class InTurn:
     def with_engine(self, work: Callable[[PolicyView], Value]) -> Value:
         """Return what `work` returns for the newest weights."""
         result = work(self.policy)
-        let_sleep(self.sampler.engine)
+        self.sampler.engine.sleep()
         return result
 
     def wait(self) -> None:

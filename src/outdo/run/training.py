@@ -20,7 +20,6 @@ from outdo.config.recipe import Recipe
 from outdo.loop import train
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import MISMATCH
-from outdo.rollouts.engines.capabilities import metrics_of
 from outdo.run.assemble.assemble import Run, assemble_run
 from outdo.run.checkpoints.checkpoints import Checkpoints
 from outdo.run.checkpoints.save_times import save_after_error
@@ -302,7 +301,7 @@ class _Training:
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
     metrics = step_metrics(step) | correction_metrics(step, run.objective)
-    metrics |= metrics_of(run.engine) | run.reward.metrics() | run.world.metrics()
+    metrics |= run.engine.metrics() | run.reward.metrics() | run.world.metrics()
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}

@@ -28,7 +28,6 @@ from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.capabilities import metrics_of, notes_of
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.engines import open_engine
 from outdo.testing import tiny_model
@@ -84,7 +83,7 @@ def test_the_answers_are_those_of_the_engine_within_the_trainer(opened):
     sequences = fixed_sequences(policy)[:3]
     assert engine.score(sequences) == BuiltinEngine(policy).score(sequences)
     engine.health()
-    assert f"engine: processes on cpu of {os.uname().nodename} (Ray), threads of each: 1" in notes_of(engine)
+    assert f"engine: processes on cpu of {os.uname().nodename} (Ray), threads of each: 1" in engine.notes()
 
 
 def test_each_delivery_replaces_the_weights_in_buckets_and_is_measured(opened, monkeypatch):
@@ -94,7 +93,7 @@ def test_each_delivery_replaces_the_weights_in_buckets_and_is_measured(opened, m
     monkeypatch.setattr(engine_actors, "BUCKET", 1000)  # a weight has more bytes
     engine.update_weights(policy)
     assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy) != before
-    metrics = metrics_of(engine)
+    metrics = engine.metrics()
     trained = sum(weight.numel() for weight in trained_weights(policy.model).values())
     assert metrics["engine/delivery_bytes"] == 4 * trained < policy.model.num_parameters()
     assert 0 < metrics["engine/delivery_seconds"] < 600
@@ -115,7 +114,7 @@ def test_weights_go_through_files_of_a_shared_folder(opened, monkeypatch, tmp_pa
     assert sorted(path.name for path in own.iterdir()) == [f"{steps - 1}-2", f"{steps}-3", "lock"]
     assert len(list((own / f"{steps}-3").iterdir())) > 1
     trained = sum(weight.numel() for weight in trained_weights(policy.model).values())
-    assert metrics_of(engine)["engine/delivery_bytes"] == 4 * trained
+    assert engine.metrics()["engine/delivery_bytes"] == 4 * trained
 
     updated(policy)
     with monkeypatch.context() as patch:

@@ -18,7 +18,6 @@ from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.capabilities import metrics_of
 from outdo.rollouts.engines.copies import copied_policy
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.engines import device_mistakes, open_engine
@@ -94,7 +93,7 @@ def test_each_delivery_replaces_the_weights_and_is_measured(opened):
     answers = engine.generate(requests(siblings=2), SAMPLING)
     assert answers == expected(policy) != before
     assert {answer.policy_version for answer in answers} == {engine.version} == {policy.version}
-    metrics = metrics_of(engine)
+    metrics = engine.metrics()
     assert metrics["engine/delivery_bytes"] == 4 * policy.model.num_parameters()
     assert metrics["engine/delivery_seconds"] > 0
     assert metrics["engine/proof_seconds"] > 0
@@ -189,7 +188,7 @@ def test_only_an_adapter_is_delivered():
         engine.update_weights(policy)
         assert engine.generate(requests(siblings=2), SAMPLING) == expected(policy)
     trained = sum(weight.numel() for weight in trained_weights(model).values())
-    assert metrics_of(engine)["engine/delivery_bytes"] == 4 * trained < model.num_parameters()
+    assert engine.metrics()["engine/delivery_bytes"] == 4 * trained < model.num_parameters()
     engine.close()
 
 

@@ -34,7 +34,6 @@ from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.types import FailureCount, RewardOutput, Status, output_without_value
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.capabilities import end_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
 from outdo.types import Completion, FinishReason, Group, Prompt
@@ -190,7 +189,8 @@ class Agent:
             for episode in {each for each in running if each.deadline <= monotonic()} - ended:
                 episode.error = LateError(f"the agent had no result after {self.timeout:g} s")
                 ended.add(episode)
-            end_episodes(engine, [episode.session.stream for episode in ended & running])
+            if ended & running:
+                engine.end_episodes([episode.session.stream for episode in ended & running])
             for episode in ended & running:
                 self._close(episode)
                 running.remove(episode)

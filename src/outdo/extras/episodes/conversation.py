@@ -23,7 +23,6 @@ from outdo.rewards.types import (
     to_output,
 )
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.capabilities import divide_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Group, Prompt, Rollout
 from outdo.utils.errors import MachineError
@@ -192,7 +191,7 @@ def play_episodes(
         first = samples[prompt.id]
         samples[prompt.id] += n
         groups.append((prompt, [Stream(purpose, step, prompt.id, sample) for sample in range(first, first + n)]))
-    return divide_episodes(engine, groups, play)
+    return engine.divide_episodes(groups, play)
 
 
 def groups_of(

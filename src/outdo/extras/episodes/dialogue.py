@@ -25,7 +25,6 @@ from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.capabilities import end_episodes
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
 from outdo.types import Completion, FinishReason, Group, Prompt, Request
@@ -192,7 +191,8 @@ class Dialogue:
                 done = wait(waiting, GATHER).done
             answered = [(waiting.pop(reply), reply) for reply in list(waiting) if reply in done]
             ready = [conversation for conversation, reply in answered if self._continue(conversation, reply, sampling)]
-            end_episodes(engine, [each.stream for each, _ in answered if each.finish_reason is not None])
+            if ended := [conversation.stream for conversation, _ in answered if conversation.finish_reason is not None]:
+                engine.end_episodes(ended)
 
     def _sample(
         self, engine: Engine, ready: Sequence[Conversation], sampling: SamplingParams

@@ -27,7 +27,7 @@ from outdo.extras.remote_engines.weights_folder import SHARED_MEMORY
 from outdo.models.adapter import trained_weights
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
+from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine, sample
 from outdo.rollouts.engines.builtin.probe import choose_mode
 from outdo.rollouts.engines.modes import SamplingChoice
@@ -60,7 +60,7 @@ def arguments_of(policy: Policy, world: World, processes: int, devices: Sequence
     }
 
 
-class BuiltinProcesses:
+class BuiltinProcesses(Engine):
     """Samples in one process for each of `devices`; each has `threads` threads. `seed` is the seed of the run.
 
     `timeout` is how many seconds a process may make no progress. Frozen weights on a CPU are shared with the policy,
@@ -85,7 +85,6 @@ class BuiltinProcesses:
         self.copy_frozen = copy_frozen
         self.choice = choose_mode(policy, sample)  # once, not in every process
         self.places_of_episodes = Places(len(devices))
-        self.delivered_bytes = 0
         self._shared: SharedCopy | None = None
         self._processes: list[Process] = []
         self._version: int | None = None

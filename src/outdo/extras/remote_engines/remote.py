@@ -4,20 +4,17 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.remote_engines.first_replica import on_first_replica
 from outdo.extras.remote_engines.proof import Proof
 from outdo.models.attention.forward import Forward
-from outdo.rollouts.engines.base import Engine, PolicyView
-from outdo.rollouts.engines.builtin.probe import choice_of
-from outdo.rollouts.engines.capabilities import Sleeps, end_episodes, notes_of, returns_experts
+from outdo.rollouts.engines.base import Engine, EpisodeT, Item, PolicyView
 from outdo.rollouts.engines.copies import whole_policy
-from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.wrapped import WrappedEngine
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError, EngineLostError
 from outdo.utils.rng import Stream
@@ -29,25 +26,13 @@ RESTARTS = 2
 """How often one call restarts the engine before it gives up."""
 
 Result = TypeVar("Result")
-Item = TypeVar("Item")
 
 
-class RestartableEngine(Engine, Protocol):
-    """An engine that can begin again after an `EngineLostError`."""
-
-    delivered_bytes: int
-    """Bytes of the weights of the last delivery."""
-
-    def restart(self) -> None:
-        """Start again, without weights: `update_weights` follows."""
-        ...
-
-
-Maker = Callable[[PolicyView], RestartableEngine]
+Maker = Callable[[PolicyView], Engine]
 """Returns an engine that has no weights yet."""
 
 
-class RemoteEngine:
+class RemoteEngine(WrappedEngine):
     """Delivers weights to the engine that `make` returns, proves each delivery, and restarts an engine that is lost.
 
     A call that failed with `EngineLostError` is repeated with the same requests, so that the answers have the random
@@ -64,7 +49,7 @@ class RemoteEngine:
         self.restarts = 0
         self.seconds = self.proof_seconds = 0.0  # of the last delivery
         self._forward: Forward | None = None
-        self.engine = make(self._whole(policy))
+        super().__init__(make(self._whole(policy)))
         self._version: int | None = None
         self._bytes = 0
         self._policy: PolicyView | None = None
@@ -93,8 +78,8 @@ class RemoteEngine:
         return self._ask(lambda: self.engine.generate(requests, sampling))
 
     def divide_episodes(
-        self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[Result]]
-    ) -> list[Result]:
+        self, groups: Sequence[Item], play: Callable[[Engine, Sequence[Item]], list[EpisodeT]]
+    ) -> list[EpisodeT]:
         """Return what `play` returns for all groups of episodes. Of several replicas the first one plays them.
 
         Then all of them are played again if the engine is lost; else only the call that failed is repeated.
@@ -105,18 +90,14 @@ class RemoteEngine:
 
     def end_episodes(self, episodes: Sequence[Stream]) -> None:
         """Tell the engine that these episodes have ended."""
-        self._ask(lambda: end_episodes(self.engine, episodes))
+        self._ask(lambda: self.engine.end_episodes(episodes))
 
     def sleep(self) -> bool:
         """Let the engine sleep, if it can: then the next `update_weights` delivers and proves the weights anew."""
-        self._is_asleep = isinstance(self.engine, Sleeps) and self._ask(self.engine.sleep)
+        self._is_asleep = self._ask(self.engine.sleep)
         if self._is_asleep:
             self._delivered = None
         return self._is_asleep
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.engine.tokenizer
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
@@ -131,14 +112,9 @@ class RemoteEngine:
         self.engine.close()
 
     @property
-    def choice(self) -> SamplingChoice | None:
-        """How the built-in engine samples there; None for another engine."""
-        return choice_of(self.engine)
-
-    @property
-    def returns_experts(self) -> bool:
-        """Whether the engine returns the experts that it has used."""
-        return returns_experts(self.engine)
+    def delivered_bytes(self) -> int:
+        """Bytes of the weights of the last delivery, on every replica."""
+        return self._bytes
 
     def notes(self) -> list[str]:
         """Return how far the engine is from the policy, and what the engine itself has to say."""
@@ -147,13 +123,14 @@ class RemoteEngine:
             f"engine: its weights are proved after each update; now it is {proof.last:.2g} nats from the policy at "
             f"most (bound: {proof.bound.largest:g})"
         )
-        return [own, *notes_of(self.engine)]
+        return [own, *self.engine.notes()]
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds and the bytes of the last delivery, the seconds of its proof, and all restarts."""
+        """Return those of the engine, the seconds and bytes of the last delivery, those of its proof, and restarts."""
         return {
+            **self.engine.metrics(),
             "engine/delivery_seconds": self.seconds,
-            "engine/delivery_bytes": float(self._bytes),
+            "engine/delivery_bytes": float(self.delivered_bytes),
             "engine/proof_seconds": self.proof_seconds,
             "engine/restarts": float(self.restarts),
         }
@@ -185,7 +162,7 @@ class RemoteEngine:
     def _update(self, policy: PolicyView) -> tuple[int, int]:
         """Deliver the weights of a policy; return their version and their bytes."""
         self.engine.update_weights(policy)
-        return self.engine.version, getattr(self.engine, "delivered_bytes", 0)  # one of the user may lack it
+        return self.engine.version, self.engine.delivered_bytes
 
     def _ask(self, work: Callable[[], Result]) -> Result:
         """Do some work with the engine, on the first replica; repeat it if the engine is lost."""

@@ -23,8 +23,7 @@ from outdo.extras.staleness.versions import staleness
 from outdo.models.adapter import trained_weights
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
-from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
-from outdo.rollouts.engines.copies import copied_policy
+from outdo.rollouts.engines.copies import PolicyOnFirstReplica, copied_policy
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import (

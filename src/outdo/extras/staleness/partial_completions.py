@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.staleness.versions import token_versions
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.sequences import StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.wrapped import WrappedEngine
 from outdo.rollouts.environments.base import check_completions
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import EngineError
@@ -22,20 +22,12 @@ from outdo.utils.rng import Stream
 from outdo.utils.text import counted
 
 
-class PresampledEngine:
-    """An engine that has some completions already, by the stream of their requests. Each is given out once."""
+class PresampledEngine(WrappedEngine):
+    """An engine that has some completions already, by the stream of their requests. It returns each of them once."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.completions: dict[Stream, Completion] = {}
-
-    @property
-    def version(self) -> int:
-        return self.engine.version
-
-    def update_weights(self, policy: PolicyView) -> None:
-        """Sample from the current weights of this policy from now on."""
-        self.engine.update_weights(policy)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         unknown = [request for request in requests if request.stream not in self.completions]
@@ -43,21 +35,6 @@ class PresampledEngine:
         return [
             self.completions.pop(each.stream) if each.stream in self.completions else next(sampled) for each in requests
         ]
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.engine.tokenizer
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
-        return self.engine.score(sequences)
-
-    def health(self) -> None:
-        self.engine.health()
-
-    def close(self) -> None:
-        """Release what the engine holds."""
-        self.engine.close()
 
 
 def continue_completions(

@@ -21,7 +21,7 @@ from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import token_versions
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
+from outdo.rollouts.engines.copies import PolicyOnFirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.environments.single_turn import SingleTurn

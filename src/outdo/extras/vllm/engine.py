@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.extras.remote_engines.remote import TIMEOUT, RestartableEngine
+from outdo.extras.remote_engines.remote import TIMEOUT
 from outdo.extras.vllm.http import HttpServer
 from outdo.extras.vllm.process import ProcessServer
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.sequences import StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, FinishReason, Request
@@ -55,7 +55,7 @@ class Server(Protocol):
         ...
 
 
-def open_vllm(policy: Policy, world: World, **options: Any) -> Callable[[PolicyView], RestartableEngine]:
+def open_vllm(policy: Policy, world: World, **options: Any) -> Callable[[PolicyView], Engine]:
     """Return what makes the engine beside a run, with `options` of `vllm`."""
     return partial(vllm, **options)
 
@@ -71,7 +71,7 @@ def vllm(
     timeout: float = TIMEOUT,
     sleep: bool = False,
     **options: Any,
-) -> RestartableEngine:
+) -> Engine:
     """Return an engine that samples by vLLM; it has no weights before the first `update_weights`.
 
     With `python`, the interpreter of an environment that has vLLM, it is a process of its own, and `options` are those
@@ -88,7 +88,7 @@ def vllm(
     return VllmEngine(server, policy, seed=seed)
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """Samples by a `Server`. `seed` is the seed of the run."""
 
     returns_experts = False
@@ -97,7 +97,6 @@ class VllmEngine:
         self.server = server
         self.policy = policy
         self.seed = seed
-        self.delivered_bytes = 0
         self._version: int | None = None
 
     @property

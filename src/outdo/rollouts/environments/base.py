@@ -63,6 +63,10 @@ class GroupSampler:
         greedy_baseline: bool = False,
         observe: Callable[[Sequence[Group]], None] = lambda groups: None,
     ) -> None:
+        if not isinstance(engine, Engine):
+            raise TypeError(
+                f"{type(engine).__name__} does not inherit from outdo.Engine, which has the methods of engines"
+            )
         if sampling.temperature == 0:
             raise ValueError("temperature 0 gives every question the same answer group_size times: nothing to compare")
         if group_size < 1:

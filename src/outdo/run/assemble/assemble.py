@@ -32,8 +32,6 @@ from outdo.rewards.capabilities import LearningReward
 from outdo.rewards.once import asked_together, is_divided
 from outdo.rewards.types import Reward
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.builtin.probe import choice_of
-from outdo.rollouts.engines.capabilities import notes_of
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
@@ -183,13 +181,13 @@ def assemble_run(
             *hardware_notes,
             *busy_notes(share_so_far()),
             *model_notes(recipe, policy, reward, world),
-            *notes_of(engine),
+            *engine.notes(),
             *start_placed(reward, world),
             *routing_notes,
             *environment_notes(recipe.environment),
             *memory_notes,
         ),
-        warnings=(*fallback_warnings(policy.forward, choice_of(engine)), *left_out),
+        warnings=(*fallback_warnings(policy.forward, engine.choice), *left_out),
     )
 
 

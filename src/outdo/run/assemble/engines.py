@@ -13,8 +13,7 @@ from outdo.models.attention.forward import Forward
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.probe import choice_of
-from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica, returns_experts
+from outdo.rollouts.engines.copies import PolicyOnFirstReplica
 from outdo.run.progress_bar import Count
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra
@@ -76,13 +75,13 @@ def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str
     It does for a mixture model whose engine, or whose precision, makes other choices likely: in float32 the built-in
     engine and the trainer differ by the last bits of a score.
     """
-    choice = choice_of(engine)
+    choice = engine.choice
     is_mixture = forward.routers is not None or forward.unreachable_routers
     if not is_mixture or (choice is not None and not forward.autocast):
         return False, []
     if forward.routers is None:
         why = forward.unreachable_routers
-    elif not returns_experts(engine):
+    elif not engine.returns_experts:
         why = "the engine does not return the experts that it has used"
     elif choice is not None and not choice.mode.continuous:
         why = "model.generate does not return the experts that it has used"
@@ -93,4 +92,4 @@ def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str
 
 def completions_of(engine: Engine) -> Count | None:
     """Return what counts the finished answers of an engine; None if it cannot be asked while it samples."""
-    return (lambda: engine.completed) if isinstance(engine, BuiltinEngine) else None
+    return None if engine.completed is None else lambda: engine.completed or (0, 0)

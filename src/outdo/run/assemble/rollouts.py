@@ -6,7 +6,7 @@ from outdo.config.recipe import Recipe
 from outdo.data.prompts import Prompts
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.capabilities import PolicyOnFirstReplica
+from outdo.rollouts.engines.copies import PolicyOnFirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import InTurn, RunRollouts

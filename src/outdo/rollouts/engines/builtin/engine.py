@@ -21,20 +21,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from outdo.models.scorer import sequence_logprobs
-from outdo.rollouts.engines.base import PolicyView
+from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES, Capture, DeviceSteps, rows_of_bucket
 from outdo.rollouts.engines.builtin.episode_cache import CachedEpisode, EpisodeCache
 from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
 from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
 from outdo.rollouts.engines.builtin.probe import choose_mode
 from outdo.rollouts.engines.builtin.route_log import RouteLog
-from outdo.rollouts.engines.builtin.sequences import (
-    SequenceState,
-    StopRule,
-    append,
-    append_next_tokens,
-    numbers_of,
-)
+from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append, append_next_tokens, numbers_of
 from outdo.rollouts.engines.limits import (
     ACCELERATOR_BLOCK,
     CPU_BLOCK,
@@ -52,7 +46,7 @@ from outdo.utils.rng import Stream, stream_key
 ROW_MULTIPLE = 4  # matrix products have a multiple of so many rows
 
 
-class BuiltinEngine:
+class BuiltinEngine(Engine):
     """Samples up to `rows` sequences at a time. `seed` is the seed of the run.
 
     `choice` is how it samples from `policy`; unset, it is found by a comparison on a few tokens (`choose_mode`).
@@ -86,7 +80,6 @@ class BuiltinEngine:
 
     @property
     def completed(self) -> tuple[int, int]:
-        """How many answers of the last call of `generate` are finished, and how many there are."""
         sequences = self._sequences
         return sum(sequence.finish_reason is not None for sequence in sequences), len(sequences)
 
@@ -100,25 +93,17 @@ class BuiltinEngine:
         self.policy = policy
         self.episode_cache.drop()
 
-    def end_episodes(self, episodes: Sequence[Stream] | None = None) -> None:
-        """Drop the keys and values of episodes that have ended, by default of all."""
+    def end_episodes(self, episodes: Sequence[Stream]) -> None:
         self.episode_cache.drop(episodes)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the policy."""
         return self._require_policy().tokenizer
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability of each token after the first of each sequence, by the policy itself."""
         return sequence_logprobs(self._require_policy().forward, sequences)
-
-    def health(self) -> None:
-        """Do nothing: the engine computes in this process."""
-
-    def close(self) -> None:
-        """Do nothing: the engine holds nothing but the policy."""
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:

@@ -13,7 +13,7 @@ import torch
 
 from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import token_scores
-from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
+from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.builtin.device_steps import CAPTURES
 from outdo.rollouts.engines.builtin.hf_generate import floors_set_to, windows_set_to
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
@@ -35,12 +35,6 @@ WINDOW = 4
 
 Sample = Callable[[PolicyView, SamplingMode, Sequence[SequenceState], SamplingParams, StopRule], None]
 """Samples every sequence to its end."""
-
-
-def choice_of(engine: Engine) -> SamplingChoice | None:
-    """Return how the built-in engine samples, wherever it runs; None for another engine."""
-    choice = getattr(engine, "choice", None)
-    return choice if isinstance(choice, SamplingChoice) else None
 
 
 def choose_mode(policy: PolicyView, sample: Sample) -> SamplingChoice:
