@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from outdo.extras.agents.chat import NEUTRAL, CallError, ChatAnswer, ChatCall, message_key
@@ -185,7 +185,7 @@ class Session:
 
     def _is_sampled_so(self, name: str, value: Any) -> bool:
         """Return whether a setting of a call is that of the run, or changes nothing."""
-        return value == getattr(self.sampling, name, NEUTRAL.get(name))
+        return value == {**NEUTRAL, **asdict(self.sampling)}.get(name)
 
     def _tokens_before(self, call: ChatCall, template: Template) -> tuple[Node | None, tuple[int, ...]]:
         """Return the answer that a call continues, if there is one, and all tokens before the new answer."""

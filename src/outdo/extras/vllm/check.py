@@ -88,11 +88,15 @@ def recipe_mistakes(recipe: Recipe) -> Iterator[str]:
         if recipe.device == "cpu":
             yield 'engine.sleep: vLLM sleeps on GPUs only, and device = "cpu"'
     sampling = recipe.sampling
-    filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
-    for name, is_set in filters.items():
+    filters = (
+        ("top_p", sampling.top_p, sampling.top_p < 1),
+        ("top_k", sampling.top_k, sampling.top_k > 0),
+        ("min_p", sampling.min_p, sampling.min_p > 0),
+    )
+    for name, value, is_set in filters:
         if is_set:
             yield (
-                f"sampling.{name} = {getattr(sampling, name)}: vLLM reports log-probabilities after this filter, and "
+                f"sampling.{name} = {value}: vLLM reports log-probabilities after this filter, and "
                 f'training needs them over the whole vocabulary; leave it out, or use engine = "{BUILTIN_ENGINE}"'
             )
 

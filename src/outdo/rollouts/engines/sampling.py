@@ -21,13 +21,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         mistakes = [
-            f"{name} must be {rule}, not {getattr(self, name)!r}"
-            for name, rule, satisfied in (
-                ("temperature", "0 or more", 0 <= self.temperature < float("inf")),
-                ("top_p", "above 0 and at most 1", 0 < self.top_p <= 1),
-                ("top_k", "0 or more", self.top_k >= 0),
-                ("min_p", "from 0 to 1", 0 <= self.min_p <= 1),
-                ("max_tokens", "1 or more", self.max_tokens >= 1),
+            f"{name} must be {rule}, not {value!r}"
+            for name, value, rule, satisfied in (
+                ("temperature", self.temperature, "0 or more", 0 <= self.temperature < float("inf")),
+                ("top_p", self.top_p, "above 0 and at most 1", 0 < self.top_p <= 1),
+                ("top_k", self.top_k, "0 or more", self.top_k >= 0),
+                ("min_p", self.min_p, "from 0 to 1", 0 <= self.min_p <= 1),
+                ("max_tokens", self.max_tokens, "1 or more", self.max_tokens >= 1),
             )
             if not satisfied
         ]
