@@ -188,12 +188,15 @@ def test_a_group_without_answers_is_refused():
         GroupSampler(BuiltinEngine(), environment, group_size=0, sampling=SamplingParams(max_tokens=4))
 
 
-def test_an_engine_that_inherits_from_nothing_is_told_what_to_inherit():
+def test_an_engine_or_an_environment_that_inherits_from_nothing_is_told_what_to_inherit():
     class Alike:
-        generate = update_weights = tokenizer = None
+        tokenizer = update_weights = generate = rollouts = None
 
+    sampling = SamplingParams(max_tokens=4)
     with pytest.raises(TypeError, match=r"Alike does not inherit from outdo\.Engine"):
-        GroupSampler(Alike(), SingleTurn(load_reward("exact")), group_size=2, sampling=SamplingParams())  # type: ignore[arg-type]
+        GroupSampler(Alike(), SingleTurn(load_reward("exact")), group_size=2, sampling=sampling)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Alike does not inherit from outdo\.Environment"):
+        GroupSampler(BuiltinEngine(), Alike(), group_size=2, sampling=sampling)  # type: ignore[arg-type]
 
 
 def test_missing_models_are_reported_before_sampling():

@@ -17,7 +17,7 @@ from outdo.rollouts.environments.by_row import ByRow
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.testing import ScriptedEngine
 from outdo.types import Group, Prompt, Request
-from outdo.utils.errors import RewardError
+from outdo.utils.errors import RewardError, UserError
 
 SAMPLING = SamplingParams(max_tokens=200)
 HAS_FIVE = load_reward("last_number")
@@ -99,3 +99,8 @@ def test_failures_are_counted_over_all_environments() -> None:
     assert (len(failures.failed), failures.rewards) == (2, 8)
     with pytest.raises(RewardError, match="2 of 8 rewards of this step have no value"):
         play(by_row(max_failed=0.2), prompts("broken", None, "twice", None))
+
+
+def test_an_environment_whose_rollouts_are_no_single_answers_has_no_requests_for_partial_rollouts():
+    with pytest.raises(UserError, match="partial rollouts: a rollout of ByRow is more than one answer"):
+        by_row().requests(prompts("twice"), 2, SAMPLING, step=1, purpose="train")

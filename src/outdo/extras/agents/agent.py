@@ -35,7 +35,7 @@ from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.types import FailureCount, RewardOutput, Status, output_without_value
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.environments.base import check_completions
+from outdo.rollouts.environments.base import Environment, check_completions
 from outdo.types import Completion, FinishReason, Group, Prompt
 from outdo.utils.timing import span
 
@@ -70,7 +70,7 @@ Inbox = SimpleQueue[Arrived | Episode]
 """What the agents send: a call, or the episode itself when its agent has ended."""
 
 
-class Agent:
+class Agent(Environment):
     """Runs an agent `n` times for each prompt, and trains what the policy answered to its calls.
 
     `run(row, *, base_url, api_key, http_client, model)` gets those of the arguments that it has parameters for. It

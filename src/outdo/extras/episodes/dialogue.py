@@ -26,7 +26,7 @@ from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.environments.base import check_completions
+from outdo.rollouts.environments.base import Environment, check_completions
 from outdo.types import Completion, FinishReason, Group, Prompt, Request
 from outdo.utils.errors import UserError
 from outdo.utils.timing import span
@@ -38,7 +38,7 @@ MOST_THREADS = 256
 """Episodes that answer at the same time."""
 
 
-class Dialogue:
+class Dialogue(Environment):
     """Runs `n` episodes of each prompt, at most `turns` turns each, and scores them.
 
     `make` begins the user's side of an episode. `reward` scores the last turn of the policy, as in `SingleTurn`; the

@@ -24,7 +24,6 @@ from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.copies import PolicyOnFirstReplica
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
-from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.rollouts.in_turn import KnownPrompts, RunQuestions
 from outdo.types import Completion, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
@@ -42,7 +41,7 @@ class PartialRollouts(AsynchronousRollouts):
     """An `AsynchronousRollouts` whose answers go on across updates. Their last part is sampled one step ahead.
 
     What dynamic sampling asks besides, and greedy baselines, are sampled by the weights of the last part alone. The
-    environment is that of single answers. The engine of `sampler` becomes a `PresampledEngine`.
+    rollouts of the environment are single answers. The engine of `sampler` becomes a `PresampledEngine`.
     """
 
     def __init__(
@@ -85,10 +84,8 @@ class PartialRollouts(AsynchronousRollouts):
         return _Begun(self.questions.take(self.questions.per_step), {})
 
     def _requests(self, questions: Sequence[Prompt], step: int) -> list[Request]:
-        environment = self.groups.environment
-        assert isinstance(environment, SingleTurn)
-        how = {"step": step, "purpose": "train"}
-        return environment.requests(questions, self.groups.group_size, self.groups.sampling, **how)
+        groups = self.groups
+        return groups.environment.requests(questions, groups.group_size, groups.sampling, step=step, purpose="train")
 
     def _limit(self, steps: int) -> int:
         """Return how many tokens an answer may have when it is sampled by the weights for a batch `steps` earlier."""

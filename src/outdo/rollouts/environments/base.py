@@ -1,15 +1,16 @@
-"""The interface of an environment, and `GroupSampler`: the usual `sample` of the training loop."""
+"""`Environment`, the base class of what makes rollouts, and `GroupSampler`: the usual `sample` of the training loop."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
 
 from outdo.rewards.types import FailureCount
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Group, Prompt, Request, Rollout
-from outdo.utils.errors import EngineError
+from outdo.utils.errors import EngineError, UserError
 from outdo.utils.text import counted
 from outdo.utils.timing import span
 
@@ -20,9 +21,13 @@ NO_BASELINE = "no_baseline"
 """The status of a rollout whose group has no baseline."""
 
 
-class Environment(Protocol):
-    """Runs episodes: it requests completions from an engine until each rollout is finished, and scores the rollout."""
+class Environment(ABC):
+    """Runs episodes: it requests completions from an engine until each rollout is finished, and scores the rollout.
 
+    An environment of your own inherits from it and has `rollouts`.
+    """
+
+    @abstractmethod
     def rollouts(
         self,
         engine: Engine,
@@ -39,7 +44,15 @@ class Environment(Protocol):
         `step` and `purpose` key the random numbers. `failures` counts the rewards that failed in earlier calls of the
         same step; without it the failures of this call are counted alone.
         """
-        ...
+
+    def requests(
+        self, prompts: Sequence[Prompt], n: int, sampling: SamplingParams, *, step: int, purpose: str
+    ) -> list[Request]:
+        """Return the requests for `n` answers to each prompt, where each rollout is one answer.
+
+        Partial rollouts continue these answers with newer weights. Raises `UserError` where a rollout is more.
+        """
+        raise UserError([f"partial rollouts: a rollout of {type(self).__name__} is more than one answer"])
 
 
 class GroupSampler:
@@ -63,10 +76,9 @@ class GroupSampler:
         greedy_baseline: bool = False,
         observe: Callable[[Sequence[Group]], None] = lambda groups: None,
     ) -> None:
-        if not isinstance(engine, Engine):
-            raise TypeError(
-                f"{type(engine).__name__} does not inherit from outdo.Engine, which has the methods of engines"
-            )
+        for piece, base in ((engine, Engine), (environment, Environment)):
+            if not isinstance(piece, base):
+                raise TypeError(f"{type(piece).__name__} does not inherit from outdo.{base.__name__}")
         if sampling.temperature == 0:
             raise ValueError("temperature 0 gives every question the same answer group_size times: nothing to compare")
         if group_size < 1:
@@ -97,28 +109,13 @@ class GroupSampler:
         failures = failures or FailureCount()
         with span("sample"):
             self.engine.update_weights(policy)
-        groups = self.environment.rollouts(
-            self.engine,
-            questions,
-            self.group_size,
-            self.sampling,
-            step=step,
-            purpose=purpose,
-            failures=failures,
-        )
+        rollouts = partial(self.environment.rollouts, self.engine, questions, step=step, failures=failures)
+        groups = rollouts(self.group_size, self.sampling, purpose=purpose)
         check_policy(groups, policy, earlier=self.earlier)
         self.observe(groups)
         if not self.greedy_baseline:
             return groups
-        greedy = self.environment.rollouts(
-            self.engine,
-            questions,
-            1,
-            replace(self.sampling, temperature=0.0),
-            step=step,
-            purpose=f"{purpose}/baseline",
-            failures=failures,
-        )
+        greedy = rollouts(1, replace(self.sampling, temperature=0.0), purpose=f"{purpose}/baseline")
         return [_add_baseline(group, answer.rollouts[0]) for group, answer in zip(groups, greedy, strict=True)]
 
 

@@ -13,7 +13,7 @@ COUNTED = "environments/"
 """How the count of the episodes of an environment begins; its name follows."""
 
 
-class ByRow:
+class ByRow(Environment):
     """Plays each prompt in one of several `environments`; `name_of(prompt)` names it, or is None.
 
     The environments play one after the other, in their order. The tokens of an episode depend on its stream alone, so

@@ -11,13 +11,13 @@ from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.types import FailureCount, RewardInput, RewardOutput, reward_input
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.rollouts.environments.base import check_completions
+from outdo.rollouts.environments.base import Environment, check_completions
 from outdo.types import Completion, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 from outdo.utils.timing import span
 
 
-class SingleTurn:
+class SingleTurn(Environment):
     """Samples n answers to each question and scores them by `reward`, which may be a plain function.
 
     If a reward fails, hangs or is no number, its rollout is not trained on. If that happens to more than the share
