@@ -3,8 +3,8 @@
     python benchmarks/staleness.py [--staleness 0 1 2 4] [--seeds 0 1 2] [--steps 20] [--across] [--results FILE]
 
 Each run samples by the built-in engine in one process, beside a trainer with one thread, so that it needs two cores.
-With `--across` the runs with 2 or more are made once more with `across_updates = true`. Results are appended to a file
-of JSON lines, and a run that is in it is not made again; the table of all of them is printed at the end.
+With `--across` the runs with 2 or more are made once more with `partial_rollouts = true`. Results are appended to a
+file of JSON lines, and a run that is in it is not made again; the table of all of them is printed at the end.
 
 The last columns are the share of a step in which the trainer waits for answers, as measured and as the simulation of
 `outdo plan` predicts it from the seconds of sampling and of training of the same run. Both are means over the steps
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--across", action="store_true", help="also let answers go on across updates")
+    parser.add_argument("--across", action="store_true", help="also with partial rollouts")
     parser.add_argument("--models", type=Path, default=Path("runs/benchmarks"), help="folder for warm-started models")
     parser.add_argument("--results", type=Path, default=Path("runs/benchmarks/staleness.jsonl"))
     arguments = parser.parse_args()
@@ -69,7 +69,7 @@ def main() -> None:
 def run(wanted: Mapping[str, Any], models: Path) -> dict[str, Any]:
     """Train; return the numbers that the results file keeps. Those of time are means over the steps."""
     files = tasks.prepared(tasks.QUICKSTART, wanted["seed"], models)
-    across = ", across_updates = true" if wanted["across"] else ""
+    across = ", partial_rollouts = true" if wanted["across"] else ""
     result = tasks.train(
         files,
         [

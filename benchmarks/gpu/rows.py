@@ -109,7 +109,7 @@ def captured_steps(bench: Bench) -> Found:
 TWO = "cluster.replicas=2"
 DIVIDED = f"{TWO} cluster.shard=true"
 ENGINE = """engine='{name = "builtin", processes = 1}'"""
-AHEAD = f"""{TWO} steps=4 train.max_staleness=2 engine='{{name = "builtin", processes = 1, across_updates = true}}'"""
+AHEAD = f"""{TWO} steps=4 train.max_staleness=2 engine='{{name = "builtin", processes = 1, partial_rollouts = true}}'"""
 JUDGED = """rewards='{name = "reward_model", path = "HOME/reward_model"}'"""
 GAME = """environment='{name = "outdo.extras.quickstart.guessing:Game", turns = 3}' rewards=environment"""
 GAME += " model=HOME/player data.path=HOME/games.jsonl"

@@ -100,8 +100,8 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         ),
         (["cluster.shard=3"], "cluster.shard: expected true, false, or a table such as {offload = true}"),
         (
-            ["engine={name='builtin', processes=1, across_updates=true}", "train.max_staleness=1"],
-            "engine.across_updates = true: needs train.max_staleness = 2 or more, found 1",
+            ["engine={name='builtin', processes=1, partial_rollouts=true}", "train.max_staleness=1"],
+            "engine.partial_rollouts = true: needs train.max_staleness = 2 or more, found 1",
         ),
         (["rewards=[]"], "rewards: expected at least one"),
         (

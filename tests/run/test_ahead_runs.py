@@ -110,11 +110,11 @@ def test_a_killed_run_whose_answers_go_on_across_updates_equals_an_uninterrupted
 
 @pytest.mark.release
 def test_unfinished_answers_go_on_after_an_engine_was_lost_and_other_settings_are_refused(own, across):
-    engine = 'engine={name="engine.py:Copying",lost=5,across_updates=true}'
+    engine = 'engine={name="engine.py:Copying",lost=5,partial_rollouts=true}'
     assert outdo_(own, "train", "recipe.toml", "run=./run", engine, *AHEAD, status=75)
     assert saved(own / "run")[-1] == 4
     said = outdo_(own, "resume", "run", "--changed", "train.max_staleness=3", status=1)
-    assert "answers are unfinished, so that train.max_staleness and engine.across_updates cannot change" in said
+    assert "answers are unfinished: train.max_staleness and engine.partial_rollouts cannot change" in said
     (own / "mended").touch()
     outdo_(own, "resume", "run")
     assert weights(own / "run") == weights(across)

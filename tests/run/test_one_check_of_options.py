@@ -93,14 +93,19 @@ CASES: Sequence[tuple[str, dict[str, Any], Sequence[str]]] = [
             f"{TOOL}.memory: expected a whole number of MiB, 64 or more, found 8",
         ],
     ),
+    (
+        "engine",
+        {"name": "builtin", "processes": 1, "across_updates": True},
+        ["engine.across_updates: unknown option; it is called partial_rollouts"],
+    ),
     ("engine", {"name": "mine.py:engine", "depth": -2, "max_difference": 0.1}, []),
     (
         "engine",
-        {"name": "mine.py:engine", "seed": 2, "name_": 3, "across_updates": 1},
+        {"name": "mine.py:engine", "seed": 2, "name_": 3, "partial_rollouts": 1},
         [
-            "engine.seed: unknown option; mine.py:engine takes depth, name, max_difference, across_updates, dtype",
+            "engine.seed: unknown option; mine.py:engine takes depth, name, max_difference, partial_rollouts, dtype",
             "engine.name_: unknown option; did you mean name?",
-            "engine.across_updates: expected true or false, found 1",
+            "engine.partial_rollouts: expected true or false, found 1",
             "engine.depth: required by mine.py:engine",
         ],
     ),

@@ -46,7 +46,7 @@ class Copying(BuiltinEngine):
 '''
 
 COPYING = "engine=engine.py:Copying"
-ACROSS = 'engine={name="engine.py:Copying",across_updates=true}'
+ACROSS = 'engine={name="engine.py:Copying",partial_rollouts=true}'
 
 
 def write_ahead(folder: Path) -> Path:

@@ -13,8 +13,8 @@ from outdo.utils.extras import load_extra, missing_extra
 from outdo.utils.imports import signature_of
 from outdo.utils.options import BOOLEAN, POSITIVE, TEXT, Check, option_mistakes
 
-ACROSS_UPDATES = "across_updates"
-"""The option of every engine with a copy of the weights: answers go on with newer ones."""
+PARTIAL_ROLLOUTS = "partial_rollouts"
+"""The option of every engine with a copy of the weights: newer ones continue an answer that older ones began."""
 
 RAY = "ray"
 """The place of the built-in engine's processes on the machines of a Ray cluster."""
@@ -22,7 +22,7 @@ RAY = "ray"
 RAY_ADDRESS = "RAY_ADDRESS"
 """The variable of the environment that names a Ray cluster that runs already."""
 
-OF_COPIES: Mapping[str, Check] = {"max_difference": POSITIVE, ACROSS_UPDATES: BOOLEAN}
+OF_COPIES: Mapping[str, Check] = {"max_difference": POSITIVE, PARTIAL_ROLLOUTS: BOOLEAN}
 """The options of every engine with a copy of the weights. The engine itself does not get them."""
 
 
@@ -56,6 +56,9 @@ def check_engine(recipe: Recipe) -> Iterator[str]:
 def engine_mistakes(piece: Piece) -> Iterator[str]:
     """Yield what is wrong with the name and the options of an engine, without looking at any environment."""
     if piece.name == BUILTIN_ENGINE and not piece.options:
+        return
+    if "across_updates" in piece.options:
+        yield f"engine.across_updates: unknown option; it is called {PARTIAL_ROLLOUTS}"
         return
     checks = {name: kind.check for name, kind in ENGINES.items()}
     if wrong_name := list(check_name("engine", piece.name, checks)):
@@ -105,9 +108,9 @@ def is_remote(piece: Piece) -> bool:
     return piece.name != BUILTIN_ENGINE or "processes" in piece.options
 
 
-def goes_across_updates(piece: Piece) -> bool:
-    """Return whether an answer is continued with newer weights (partial rollouts)."""
-    return piece.options.get(ACROSS_UPDATES) is True
+def has_partial_rollouts(piece: Piece) -> bool:
+    """Return whether newer weights continue an answer that older ones began."""
+    return piece.options.get(PARTIAL_ROLLOUTS) is True
 
 
 def folder_mistakes(options: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from outdo.config.adapters import (
     weights_in_few_bytes,
 )
 from outdo.config.attention import check_attention
-from outdo.config.engines import check_engine, goes_across_updates, is_remote
+from outdo.config.engines import check_engine, has_partial_rollouts, is_remote
 from outdo.config.environments import check_environment, kind_of
 from outdo.config.extras import check_extras
 from outdo.config.method_rules import Rule
@@ -183,16 +183,16 @@ def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
 
 
 def _partial_rollouts(recipe: Recipe) -> Iterator[str]:
-    if not goes_across_updates(recipe.engine):
+    if not has_partial_rollouts(recipe.engine):
         return
-    across, staleness = "engine.across_updates = true", recipe.train.max_staleness
+    partial, staleness = "engine.partial_rollouts = true", recipe.train.max_staleness
     if staleness < 2:
         yield (
-            f"{across}: needs train.max_staleness = 2 or more, found {staleness}: an answer has as many parts, each "
+            f"{partial}: needs train.max_staleness = 2 or more, found {staleness}: an answer has as many parts, each "
             "sampled with newer weights than the one before"
         )
     if recipe.environment is not None:
-        yield f"{across}: an environment asks for the turns of an answer one after the other; leave one of them out"
+        yield f"{partial}: an environment asks for the turns of an answer one after the other; leave one of them out"
 
 
 def _divided_optimiser(recipe: Recipe) -> Iterator[str]:

@@ -149,7 +149,7 @@ class InTurn:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, also one of sampling ahead: later batches are sampled anew.
 
-        Raises ValueError if it holds answers that go on across updates.
+        Raises ValueError if it holds unfinished answers of partial rollouts.
         """
         check_begun(state, lag=0, ahead=0)
         self._step = state["step"]
@@ -206,6 +206,6 @@ def counts_of_ledger(ledger: Mapping[str, Any]) -> Counter[str]:
 
 
 def check_begun(state: Mapping[str, Any], *, lag: int, ahead: int) -> None:
-    """Raise ValueError if a state holds answers that go on across updates, and is loaded with another `lag`."""
+    """Raise ValueError if a state holds unfinished answers of partial rollouts, and is loaded with another `lag`."""
     if state.get("begun") and (state["lag"], state["ahead"]) != (lag, ahead):
-        raise ValueError("answers are unfinished, so that train.max_staleness and engine.across_updates cannot change")
+        raise ValueError("answers are unfinished: train.max_staleness and engine.partial_rollouts cannot change")

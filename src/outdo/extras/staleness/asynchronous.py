@@ -267,7 +267,7 @@ class AsynchronousRollouts:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. With another `lag` all batches after its step are sampled anew.
 
-        Raises ValueError if it holds answers that go on across updates, and this object would not continue them.
+        Raises ValueError if it holds unfinished answers of partial rollouts, and this object would not continue them.
         """
         check_begun(state, lag=self.lag, ahead=self.ahead)
         is_same = (state["lag"], state["ahead"]) == (self.lag, self.ahead)

@@ -1,4 +1,4 @@
-"""Answers that go on across updates: sampling ahead in which the weights of an answer change while it is sampled.
+"""Partial rollouts: sampling ahead in which the weights of an answer change while it is sampled.
 
 Newer weights continue an answer at fixed places: with a lag of n steps, the first 1 / n of its `max_tokens` are sampled
 by the weights after step s - 1 - n, the next by those after s - n, and the last by those after s - 2. So with each
@@ -38,7 +38,7 @@ class _Begun:
 
 
 class PartialRollouts(AsynchronousRollouts):
-    """An `AsynchronousRollouts` whose answers go on across updates. Their last part is sampled one step ahead.
+    """An `AsynchronousRollouts` whose answers newer weights continue. Their last part is sampled one step ahead.
 
     What dynamic sampling asks besides, and greedy baselines, are sampled by the weights of the last part alone. The
     rollouts of the environment are single answers. The engine of `sampler` becomes a `PresampledEngine`.

@@ -90,7 +90,7 @@ class GroupSampler:
         self.greedy_baseline = greedy_baseline
         self.observe = observe
         self.earlier: Collection[int] = ()
-        """Versions of the policy that may have sampled the first tokens of an answer: see `across_updates`."""
+        """Versions of the policy that may have sampled the first tokens of an answer: see `partial_rollouts`."""
 
     def __call__(
         self,

@@ -1,6 +1,6 @@
 """Build the engine of a run, and its rollouts: sampled in turn with training, or ahead of it."""
 
-from outdo.config.engines import goes_across_updates
+from outdo.config.engines import has_partial_rollouts
 from outdo.config.names import ASYNCHRONOUS, PARTIAL_ROLLOUTS, POLICY_ON_FIRST_REPLICA
 from outdo.config.recipe import Recipe
 from outdo.data.prompts import Prompts
@@ -37,5 +37,5 @@ def open_rollouts(
     lag = recipe.train.max_staleness
     if not lag:
         return InTurn(sampler, prompts, policy)
-    make = load_extra(PARTIAL_ROLLOUTS if goes_across_updates(recipe.engine) else ASYNCHRONOUS, LAG)
+    make = load_extra(PARTIAL_ROLLOUTS if has_partial_rollouts(recipe.engine) else ASYNCHRONOUS, LAG)
     return make(sampler, prompts, policy, lag=lag, last=recipe.steps, first_replica=first_replica)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outdo.config.engines import goes_across_updates, is_remote
+from outdo.config.engines import has_partial_rollouts, is_remote
 from outdo.config.names import QUANTISED
 from outdo.config.recipe import Recipe
 from outdo.models.inspect_folder import ModelFacts
@@ -240,7 +240,7 @@ def _of_folders(recipe: Recipe) -> set[str]:
 def _copies_ahead(recipe: Recipe) -> int:
     """Return how many copies of the trained weights wait for the engine, or are with it, at most."""
     ahead = recipe.train.max_staleness
-    return (1 if goes_across_updates(recipe.engine) else ahead) + 1 if ahead else 0
+    return (1 if has_partial_rollouts(recipe.engine) else ahead) + 1 if ahead else 0
 
 
 def share_of_one(recipe: Recipe) -> float:
