@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from outdo.extras.remote_engines.remote import TIMEOUT
+from outdo.extras.vllm.base import Server
 from outdo.extras.vllm.http import HttpServer
 from outdo.extras.vllm.process import ProcessServer
 from outdo.models.policy import Policy
@@ -25,34 +26,6 @@ from outdo.utils.rng import stream_key
 from outdo.utils.world import World
 
 FINISH_REASONS = {"stop": FinishReason.stop, "length": FinishReason.length}
-
-
-class Server(Protocol):
-    """A vLLM that runs somewhere."""
-
-    def update(self, policy: PolicyView) -> int:
-        """Load the weights of the policy; start first if it does not run yet. Return the bytes that it has read."""
-        ...
-
-    def generate(self, requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `answers`, each with `token_ids`, `logprobs` and `finish_reason`, and the `version` of the weights."""
-        ...
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> Mapping[str, Any]:
-        """Return `scores`, the log-probabilities of the tokens of each sequence after the first."""
-        ...
-
-    def health(self) -> None:
-        """Raise `EngineError` unless it answers."""
-        ...
-
-    def restart(self) -> None:
-        """Start again, without weights."""
-        ...
-
-    def close(self) -> None:
-        """End it, if it was started here."""
-        ...
 
 
 def open_vllm(policy: Policy, world: World, **options: Any) -> Callable[[PolicyView], Engine]:
@@ -106,9 +79,7 @@ class VllmEngine(Engine):
         return self._version
 
     def notes(self) -> list[str]:
-        """Return how an adapter is delivered, where that is not as an adapter."""
-        why = self.server.merged_because if isinstance(self.server, ProcessServer) else None
-        return [f"engine: the adapter is delivered merged into the weights, because {why}"] if why else []
+        return self.server.notes()
 
     def update_weights(self, policy: PolicyView) -> None:
         """Deliver the weights of this policy."""
@@ -153,8 +124,7 @@ class VllmEngine(Engine):
             return [[float(each) for each in scores] for scores in response["scores"]]
 
     def sleep(self) -> bool:
-        """Release the memory until the next `update_weights`, if the options say so; return whether it did."""
-        return isinstance(self.server, ProcessServer) and self.server.sleep()
+        return self.server.sleep()
 
     def health(self) -> None:
         """Raise `EngineError` unless the server answers."""

@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from outdo.extras.remote_engines.weights_folder import WeightsFolder
+from outdo.extras.vllm.base import Server
 from outdo.extras.vllm.check import CANNOT_GET
 from outdo.extras.vllm.receiver import ENDPOINT
 from outdo.extras.vllm.weights import bytes_in, bytes_of, why_merged, write_weights
@@ -33,7 +34,7 @@ WAIT = 600.0
 """Seconds in which a server that does not answer may come back."""
 
 
-class HttpServer:
+class HttpServer(Server):
     """A server of vLLM. `model` is the name that it serves; unset, it is the only one.
 
     It reads weights from `folder`, which it shares with the trainer. Unset, adapters come from the trainer's shared

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, NoReturn
 
 from outdo.extras.remote_engines.weights_folder import WeightsFolder
+from outdo.extras.vllm.base import Server
 from outdo.extras.vllm.weights import (
     base_folder,
     bytes_in,
@@ -62,7 +63,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as the largest rank of an adapter."""
 
 
-class ProcessServer:
+class ProcessServer(Server):
     """A process with its own interpreter that runs vLLM, and the folder through which it gets weights.
 
     `timeout` is how long it may be silent, or work without progress, in seconds. `options` are those of vLLM. With
@@ -87,6 +88,11 @@ class ProcessServer:
         self.folder: WeightsFolder | None = None
         self.merged_because = ""
         """Why the adapter is merged into the weights; empty if vLLM serves it."""
+
+    def notes(self) -> list[str]:
+        """Return how an adapter is delivered, where that is not as an adapter."""
+        why = self.merged_because
+        return [f"engine: the adapter is delivered merged into the weights, because {why}"] if why else []
 
     def update(self, policy: PolicyView) -> int:
         """Load the weights of the policy; start the process first if it does not run yet. Return their bytes."""
