@@ -1,16 +1,14 @@
-"""Advantages: `group` computes them from rewards and groups, `token`, `tree` and `turns` from batches."""
+"""Advantages: `group` and `best` compute them from rewards and groups, `token`, `tree` and `turns` from batches."""
 
 from outdo.algorithms.advantages.base import Advantage, chain, compute_advantages, fill_right, per_token, rewards_of
+from outdo.algorithms.advantages.best import best_of_group, max_rl, pass_at_k
 from outdo.algorithms.advantages.group import (
     RewardAdvantage,
     batch_standardised,
-    best_of_group,
     gpg,
     group_centred,
     group_standardised,
     leave_one_out,
-    max_rl,
-    pass_at_k,
     reward,
     sign,
 )
