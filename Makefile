@@ -29,7 +29,7 @@ QUICK_TESTS := algorithms config data test_loop.py test_shape_checks.py types ro
 LOCKED   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 INSTALL  := $(LOCKED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: quickstart test quick gpu check test-release test-long test-lowest test-newest lock mutants mutate bench vllm docs release clean
+.PHONY: quickstart test quick gpu check test-release test-long test-lowest test-newest lock methods mutants mutate bench vllm docs release clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/outdo quickstart
@@ -68,6 +68,10 @@ test-newest: $(VENV)/.installed $(NEWEST)/.created
 # Pins again what constraints.in and pyproject.toml ask for; ARGS=--upgrade takes the newest version of everything.
 lock: $(BIN)/uv
 	$(BIN)/python .ci/lock.py $(ARGS)
+
+# Writes the marks of the methods to a file that `outdo check` can read without torch.
+methods: $(VENV)/.installed
+	$(BIN)/python .ci/methods.py
 
 mutants: $(VENV)/.installed-for-tests
 	$(BIN)/python tests/mutants/mutants.py $(ARGS)

@@ -14,7 +14,8 @@ from typing import Any
 
 import tasks
 
-from outdo.config.names import DEFAULT_ADVANTAGE, OBJECTIVES
+from outdo.config.methods import facts_of_objective
+from outdo.config.names import OBJECTIVES
 
 RESULTS = tasks.HERE.parent / "docs/methods/quickstart.jsonl"
 TABLE = RESULTS.with_suffix(".md")
@@ -101,7 +102,7 @@ def write_table() -> None:
 def table_row(runs: Sequence[dict[str, Any]], method: str) -> str:
     """Return the row of a method."""
     shown = [mean_and_deviation(runs, method, figure) for figure in ("accuracy_after", "sampled_after")]
-    return f"| `{method}` | {DEFAULT_ADVANTAGE.get(method, 'group_standardised')} | {' | '.join(shown)} |"
+    return f"| `{method}` | {facts_of_objective(method).published_with} | {' | '.join(shown)} |"
 
 
 def mean_and_deviation(runs: Sequence[dict[str, Any]], method: str, figure: str) -> str:

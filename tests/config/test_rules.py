@@ -77,7 +77,7 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         ),
         (
             ["train.objective=ppo", "train.dynamic_sampling=1"],
-            "when a group is sampled its advantages are not known: gae needs the values of a critic",
+            "when a group is sampled its advantages are not known: gae needs values, which sampled groups do not have",
         ),
         (
             ["train.objective={name='kl_cov', batch_transform='high_entropy'}"],

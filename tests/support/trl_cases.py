@@ -23,11 +23,10 @@ from toys import batch_of, rollout
 from outdo.algorithms.advantages import Advantage, group_standardised, per_token
 from outdo.algorithms.objectives import presets, surrogates
 from outdo.algorithms.objectives.base import ComposedObjective
-from outdo.algorithms.objectives.compat import compat
+from outdo.algorithms.objectives.compat import CONVENTIONS, compat
 from outdo.algorithms.objectives.corrections import mask, none, truncate
 from outdo.algorithms.objectives.ratios import sequence, token
 from outdo.algorithms.shapes import Correction
-from outdo.config.names import LIBRARY_OPTIONS
 from outdo.testing import tiny_model
 from outdo.types import Batch, Rollout, TokenScores
 
@@ -39,7 +38,7 @@ GROUPS: Groups = [
 ]
 SIZE = len(GROUPS[0])
 LONGEST = 6
-EPS = LIBRARY_OPTIONS["trl"]["eps"]
+EPS = CONVENTIONS["trl"].advantage["eps"]
 STANDARDISED = per_token(lambda rewards, group: group_standardised(rewards, group, eps=EPS))
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-7}, torch.float64: {"rtol": 1e-9, "atol": 1e-12}}

@@ -51,14 +51,31 @@ def requires_with(**options: Requires) -> Callable[[Piece], Piece]:
     return mark
 
 
+def requires_unless(**options: Requires) -> Callable[[Piece], Piece]:
+    """Mark a function with what it requires besides unless an option is set: `@requires_unless(threshold=...)`."""
+
+    def mark(piece: Piece) -> Piece:
+        piece.requires_unless = options  # type: ignore[attr-defined]
+        return piece
+
+    return mark
+
+
 def requirements_of(*pieces: object) -> Requires:
     """Return the requirements of all pieces together. A piece without a mark requires nothing."""
     joined = Requires()
     for piece in pieces:
+        options: dict[str, object] = {}
         while isinstance(piece, functools.partial):  # options filled in
-            of_options: dict[str, Requires] = getattr(piece.func, "requires_with", {})
-            for name, value in piece.keywords.items():
-                joined = joined | (of_options.get(name, joined) if value else joined)
+            options = {**piece.keywords, **options}
             piece = piece.func
         joined = joined | getattr(piece, "requires", Requires())
+        with_options: dict[str, Requires] = getattr(piece, "requires_with", {})
+        for name, required in with_options.items():
+            if options.get(name):
+                joined = joined | required
+        unless_options: dict[str, Requires] = getattr(piece, "requires_unless", {})
+        for name, required in unless_options.items():
+            if options.get(name) is None:
+                joined = joined | required
     return joined

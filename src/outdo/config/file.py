@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from outdo.config.fields import Piece, Source
 from outdo.config.messages import describe_errors, format_value, to_toml
-from outdo.config.names import DEFAULT_ADVANTAGE
+from outdo.config.methods import facts_of_objective
 from outdo.config.prompt_template import PromptTemplate
 from outdo.config.recipe import Data, Recipe
 from outdo.config.rules import refusals
@@ -251,7 +251,7 @@ def _default_table(raw: Mapping[str, Any], place: str) -> Any:
         return DEFAULT_PIECES.get(place, {})
     objective = raw["train"].get("objective", DEFAULT_PIECES["train.objective"])
     name = objective.get("name") if isinstance(objective, dict) else objective
-    return DEFAULT_ADVANTAGE.get(str(name), DEFAULT_PIECES[place])
+    return facts_of_objective(str(name)).published_with
 
 
 def read_value(written: str, setting: FieldInfo | None = None) -> Any:

@@ -6,16 +6,8 @@ Each rule yields one sentence for each such setting; `outdo.config.rules` runs a
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from outdo.config.names import (
-    DEFAULT_ADVANTAGE,
-    LOWEST_LOSS_0,
-    NOT_COMPOSED,
-    OBJECTIVES,
-    SCALED_IN_THE_GROUP,
-    WITH_CRITIC,
-    WITHOUT_RATIO,
-    WITHOUT_TURN_REWARDS,
-)
+from outdo.config.methods import facts_of_advantage, facts_of_objective
+from outdo.config.names import OBJECTIVES
 from outdo.config.options import is_of_surrogate, needs_reference, samples_elsewhere, starts_from_the_engine
 from outdo.config.recipe import Recipe
 
@@ -23,7 +15,6 @@ NoteRule = Callable[[Recipe, Mapping[str, Any]], Iterator[str]]
 """A rule reads the recipe and the options that its objective runs with, as `effective_options` returns them."""
 
 WITHOUT_LEVEL = ("vespo", "dro")
-ALSO_PUBLISHED_WITH = {"reinforce_pp": ("reinforce_pp_baseline",)}
 CLIP_OPTIONS = ("clip_low", "clip_high", "dual", "ratio_max")
 
 
@@ -38,12 +29,12 @@ def _without_later_steps(recipe: Recipe, options: Mapping[str, Any]) -> Iterator
     is_1 = _one_optimiser_step_per_batch(recipe) and not (
         starts_from_the_engine(objective) and samples_elsewhere(recipe)
     )
-    if bounds and is_1 and objective.name not in NOT_COMPOSED:
+    if bounds and is_1 and facts_of_objective(objective.name).is_composed:
         yield f"one update per batch and one minibatch: the ratio is 1, so {' and '.join(bounds)} cannot take effect"
     if recipe.train.passes == 1 and recipe.train.stop is not None:
         yield "train.stop has no effect: with train.passes = 1 there is no later pass to leave out"
-    if recipe.train.passes == 1 and recipe.train.objective.name in LOWEST_LOSS_0:
-        name = recipe.train.objective.name
+    if recipe.train.passes == 1 and facts_of_objective(objective.name).lowest_loss_0:
+        name = objective.name
         yield f"train.passes = 1: {name} is made for several passes; in one pass few tokens reach their targets"
 
 
@@ -63,10 +54,10 @@ def _level_without_effect(recipe: Recipe, options: Mapping[str, Any]) -> Iterato
 
 
 def _objective_without_ratio(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
-    name = recipe.train.objective.name
-    options = recipe.train.objective.options
+    name, options = recipe.train.objective.name, recipe.train.objective.options
+    facts = facts_of_objective(name)
     weighted = options.get("bypass") and options.get("correction", "none") != "none"
-    has_none = name in WITHOUT_RATIO and "surrogate" not in options
+    has_none = facts.is_composed and not facts.has_ratio and "surrogate" not in options
     if has_none and not weighted and not _one_optimiser_step_per_batch(recipe):
         yield f"{name} has no ratio: after the first optimiser step of a batch its gradient is that of another policy"
 
@@ -96,8 +87,8 @@ def _kl_scaled_up(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     """Estimators for which a group whose rewards are all equal is as large as any other, whatever the beta."""
     penalty, name, options = recipe.train.kl_in_reward, recipe.advantage.name, recipe.advantage.options
     dropped = recipe.train.dynamic_sampling > 0  # such groups
-    scaled = name in SCALED_IN_THE_GROUP and options.get("scale", True) and not options.get("band") and not dropped
-    if penalty is not None and scaled and not penalty.options.get("after_baseline"):
+    scales = facts_of_advantage(name).scaled_in_group and options.get("scale", True) and not options.get("band")
+    if penalty is not None and scales and not dropped and not penalty.options.get("after_baseline"):
         yield (
             f"train.kl_in_reward: where all rewards of a group are equal, {name} makes advantages of full size of the "
             "KL alone, whatever its beta; use leave_one_out, or after_baseline = true"
@@ -117,10 +108,10 @@ def _divergence_with_another_gradient(recipe: Recipe, options: Mapping[str, Any]
 
 def _not_as_published(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     name, chosen = recipe.train.objective.name, recipe.train.advantage
-    published = DEFAULT_ADVANTAGE.get(name, "group_standardised")
-    also = ALSO_PUBLISHED_WITH.get(name, ())
-    if name in OBJECTIVES and chosen is not None and chosen.name not in (published, *also):
-        yield f"{name} was published with the advantage {published}, not {chosen.name}"
+    facts = facts_of_objective(name)
+    published = (facts.published_with, *facts.also_published_with)
+    if name in OBJECTIVES and chosen is not None and chosen.name not in published:
+        yield f"{name} was published with the advantage {facts.published_with}, not {chosen.name}"
     if name == "dapo" and (recipe.train.dynamic_sampling == 0 or not recipe.train.mask_truncated):
         yield "dapo was published with train.dynamic_sampling and train.mask_truncated = true as well"
 
@@ -135,7 +126,8 @@ def _correction_of_the_built_in_engine(recipe: Recipe, _: Mapping[str, Any]) -> 
 
 def _nothing_corrects_for_older_weights(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     train = recipe.train
-    without = train.objective.options.get("correction") == "none" or train.objective.name in NOT_COMPOSED
+    is_composed = facts_of_objective(train.objective.name).is_composed
+    without = train.objective.options.get("correction") == "none" or not is_composed
     if train.max_staleness and without and not starts_from_the_engine(train.objective):
         ahead = f"train.max_staleness = {train.max_staleness}"
         yield f"{ahead}: nothing corrects for the older weights, as {train.objective.name} has no correction here"
@@ -155,13 +147,13 @@ def _tokens_that_are_never_sampled(recipe: Recipe, _: Mapping[str, Any]) -> Iter
 
 def _unused_critic(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     name = recipe.advantage.name
-    if recipe.train.critic is not None and name not in WITH_CRITIC and ":" not in name:
+    if recipe.train.critic is not None and "values" not in recipe.advantage_requires and ":" not in name:
         yield f"train.critic has no effect: {name} does not use values"
 
 
 def _rewards_of_turns(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[str]:
     name = recipe.advantage.name
-    if recipe.environment is not None and name in WITHOUT_TURN_REWARDS:
+    if recipe.environment is not None and facts_of_advantage(name).loses_turn_rewards:
         yield (
             f"{name} compares whole episodes: rewards that the environment gives when they have ended count, and one "
             "that it gives for a turn (Reply.reward) ends the run"

@@ -8,29 +8,22 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+from outdo.config import methods
 from outdo.config.fields import WeightedReward
+from outdo.config.methods import facts_of_advantage, facts_of_objective
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
-    BASELINES,
-    CALL_SIGNATURES,
     COEFFICIENTS,
     COMPOSED_NUMBERS,
     COMPOSED_PIECES,
     CRITICS,
     DIVERGENCES,
-    FILLED_FROM_RECIPE,
-    GROUP_RELATIVE,
-    INCOMPATIBLE_WITH_KL_IN_REWARD,
-    LOWEST_LOSS_0,
-    NOT_COMPOSED,
-    NOT_OF_THE_GROUP,
     OBJECTIVES,
     PLACES,
     REWARDS,
     SCHEDULES,
     STOPS,
-    WITH_REFERENCE,
 )
 from outdo.config.options import effective_options
 from outdo.config.recipe import Piece, Recipe
@@ -54,6 +47,24 @@ CHECKS: Mapping[str, Check] = {
 }
 """What options of built-in pieces have to be whose defaults do not say it."""
 
+FILLED_FROM_RECIPE = ("length", "max_tokens", "weights")
+"""Options of pieces whose values come from other settings of the recipe: the longest answer, the reward weights."""
+
+CALL_SIGNATURES = {
+    "level": "log_ratio, loss_mask",
+    "surrogate": "log_ratio, logprobs, advantages, batch",
+    "divergence": "logprobs, ref_logprobs",
+    "correction": "logprobs, batch",
+    "weight": "batch",
+    "divergence_weight": "batch",
+    "entropy_weight": "batch",
+    "batch_transform": "batch",
+    "kl_in_reward": "logprobs, ref_logprobs",
+    "algorithm": "weights",
+    "schedule": "step, total",
+}
+"""The arguments that a user's own piece is called with, in order."""
+
 
 # ------------------------------------------------------------------------------------------------- names and options
 
@@ -71,10 +82,11 @@ def objective_mistakes(piece: Piece, *, key: str = "train.objective") -> Iterato
     own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
     replaceable = [name for name in (*COMPOSED_NUMBERS, *COMPOSED_PIECES) if name not in own]
     replaced = {name: value for name, value in piece.options.items() if name in replaceable}
-    offered = replaced if piece.name in NOT_COMPOSED else replaceable
+    is_composed = facts_of_objective(piece.name).is_composed
+    offered = replaceable if is_composed else replaced
     yield from _check_piece(key, piece, OBJECTIVES, replaceable=offered)
     yield from _batch_transform_mistakes(key, piece.name, replaced)
-    if replaced and piece.name in NOT_COMPOSED:
+    if replaced and not is_composed:
         yield f"{key}.{next(iter(replaced))}: {piece.name} is not made of pieces that could be replaced"
         return
     for name, value in replaced.items():
@@ -127,10 +139,11 @@ def _check_optimiser(recipe: Recipe) -> Iterator[str]:
     called_with = CALL_SIGNATURES["schedule"]
     yield from _check_piece("optim.schedule", recipe.optim.schedule, SCHEDULES, called_with=called_with)
     objective = recipe.train.objective.name
-    if recipe.optim.algorithm.name == "polyak" and objective in OBJECTIVES and objective not in LOWEST_LOSS_0:
+    fitting = sorted(name for name, facts in methods.OBJECTIVES.items() if facts.lowest_loss_0)
+    if recipe.optim.algorithm.name == "polyak" and objective in OBJECTIVES and objective not in fitting:
         yield (
             f"optim.algorithm: polyak needs a loss whose minimum is 0; {objective} has none, "
-            f"{' and '.join(sorted(LOWEST_LOSS_0))} have"
+            f"{' and '.join(fitting)} have"
         )
 
 
@@ -142,8 +155,9 @@ def _check_kl_in_reward(recipe: Recipe) -> Iterator[str]:
     defaults = {"beta": 0.05, "after_baseline": False}
     takes = Signature(spec=piece.name, options=tuple(defaults), required=("beta",), defaults=defaults)
     yield from option_mistakes("train.kl_in_reward", piece.name, piece.options, takes, tables=COEFFICIENTS)
-    if piece.options.get("after_baseline") is True and recipe.advantage.name not in BASELINES:
-        yield f"train.kl_in_reward.after_baseline: {recipe.advantage.name} subtracts no baseline from whole answers"
+    name = recipe.advantage.name
+    if piece.options.get("after_baseline") is True and not facts_of_advantage(name).subtracts_baseline:
+        yield f"train.kl_in_reward.after_baseline: {name} subtracts no baseline from whole answers"
 
 
 def _check_rewards(recipe: Recipe) -> Iterator[str]:
@@ -219,7 +233,7 @@ def check_name(key: str, name: str, known: Mapping[str, str]) -> Iterator[str]:
 
 
 def _single_completion_per_question(recipe: Recipe) -> Iterator[str]:
-    if recipe.train.group_size == 1 and recipe.advantage.name in GROUP_RELATIVE:
+    if recipe.train.group_size == 1 and facts_of_advantage(recipe.advantage.name).compares_group:
         yield (
             f"train.group_size = 1: {recipe.advantage.name} compares the answers to a question with each other, "
             "so nothing can be learned from a single answer; use 2 or more"
@@ -233,15 +247,16 @@ def _advantage_requirements(recipe: Recipe) -> Iterator[str]:
             answers = counted(recipe.train.group_size, "answer")
             yield f"train.advantage.k = {k}: a group has only {answers} (train.group_size)"
     name, reference = recipe.advantage.name, recipe.reference
-    penalty = recipe.train.kl_in_reward
-    if name in INCOMPATIBLE_WITH_KL_IN_REWARD and penalty is not None and not penalty.options.get("after_baseline"):
-        yield f"train.kl_in_reward: {name} {INCOMPATIBLE_WITH_KL_IN_REWARD[name]}"
-    if name in WITH_REFERENCE and reference.model is None:
+    penalty, facts = recipe.train.kl_in_reward, facts_of_advantage(name)
+    if penalty is not None and facts.not_with_kl_in_reward and not penalty.options.get("after_baseline"):
+        instead = "; use after_baseline" if facts.subtracts_baseline else ""
+        yield f"train.kl_in_reward: {name} {facts.not_with_kl_in_reward}{instead}"
+    if "reference" in facts.requires and reference.model is None:
         yield (
             f"reference.model: required by {name}, whose teacher it is; "
             "without it the teacher is the policy itself, and nothing can be learned"
         )
-    if name in WITH_REFERENCE and reference.sync is not None:
+    if "reference" in facts.requires and reference.sync is not None:
         yield f"reference.sync: the reference is the teacher of {name}, so it must not be overwritten"
 
 
@@ -256,10 +271,11 @@ def _discount_above_one(recipe: Recipe) -> Iterator[str]:
 
 def _dynamic_sampling_asks_the_advantage(recipe: Recipe) -> Iterator[str]:
     name, rounds = recipe.advantage.name, recipe.train.dynamic_sampling
-    if rounds and name in NOT_OF_THE_GROUP:
+    reason = facts_of_advantage(name).cannot_be_asked
+    if rounds and reason:
         yield (
             f"train.dynamic_sampling = {rounds}: it drops groups whose advantages are all 0, and when a group is "
-            f"sampled its advantages are not known: {name} {NOT_OF_THE_GROUP[name]}"
+            f"sampled its advantages are not known: {name} {reason}"
         )
 
 
@@ -289,8 +305,9 @@ def _ratio_cap_below_one(recipe: Recipe) -> Iterator[str]:
 
 
 def _compat_needs_composed_objective(recipe: Recipe) -> Iterator[str]:
-    if recipe.train.compat != "outdo" and recipe.train.objective.name in NOT_COMPOSED:
-        yield f'train.compat = "{recipe.train.compat}": this library does not have {recipe.train.objective.name}'
+    compat, name = recipe.train.compat, recipe.train.objective.name
+    if compat != "outdo" and not facts_of_objective(name).is_composed:
+        yield f'train.compat = "{compat}": this library does not have {name}'
 
 
 REFUSALS: dict[Rule, tuple[str, ...]] = {

@@ -1,171 +1,17 @@
 """All named pieces of outdo: the name that a recipe uses, and where the code is.
 
-There is no registration: a name is a line in one of these tables, and a user's own code is `"file.py:name"` or
-`"package.module:name"`. The tables contain only names, so nothing is imported.
+There is no registration: a name is a line in one of these tables or a row in that of `outdo.config.methods`, and a
+user's own code is `"file.py:name"` or `"package.module:name"`. The tables contain only names, so nothing is imported.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from outdo.config import methods
 from outdo.rewards.loading import BUILTIN
 
-PRESETS = "outdo.algorithms.objectives.presets"
-OBJECTIVES = {
-    "grpo": f"{PRESETS}:grpo",
-    "grpo_clip": f"{PRESETS}:grpo_clip",
-    "ppo": f"{PRESETS}:ppo",
-    "dr_grpo": f"{PRESETS}:dr_grpo",
-    "dapo": f"{PRESETS}:dapo",
-    "bnpo": f"{PRESETS}:bnpo",
-    "gspo": f"{PRESETS}:gspo",
-    "gspo_token": f"{PRESETS}:gspo_token",
-    "luspo": f"{PRESETS}:luspo",
-    "gmpo": f"{PRESETS}:gmpo",
-    "clip_cov": f"{PRESETS}:clip_cov",
-    "kl_cov": f"{PRESETS}:kl_cov",
-    "cispo": f"{PRESETS}:cispo",
-    "sapo": f"{PRESETS}:sapo",
-    "vespo": f"{PRESETS}:vespo",
-    "dppo_tv": f"{PRESETS}:dppo_tv",
-    "dppo_kl": f"{PRESETS}:dppo_kl",
-    "prime_rl": f"{PRESETS}:prime_rl",
-    "prime_rl_ipo": f"{PRESETS}:prime_rl_ipo",
-    "dro": f"{PRESETS}:dro",
-    "reinforce": f"{PRESETS}:reinforce",
-    "reinforce_pp": f"{PRESETS}:reinforce_pp",
-    "rloo": f"{PRESETS}:rloo",
-    "rloo_clip": f"{PRESETS}:rloo_clip",
-    "remax": f"{PRESETS}:remax",
-    "opo": f"{PRESETS}:opo",
-    "gpg": f"{PRESETS}:gpg",
-    "distillation": f"{PRESETS}:distillation",
-    "rejection": f"{PRESETS}:likelihood",
-    "tpo": "outdo.algorithms.objectives.target.tpo:tpo",
-    "target": "outdo.algorithms.objectives.target.objective:target",
-    "target_essay": "outdo.algorithms.objectives.target.objective:target_essay",
-}
-DEFAULT_ADVANTAGE = {  # the advantage that a method was published with; all other methods: group_standardised
-    "ppo": "gae",
-    "dr_grpo": "group_centred",
-    "dro": "group_centred",
-    "prime_rl": "group_centred",
-    "prime_rl_ipo": "group_centred",
-    "reinforce": "reward",
-    "reinforce_pp": "reinforce_pp",
-    "rloo": "leave_one_out",
-    "rloo_clip": "leave_one_out",
-    "remax": "remax",
-    "opo": "length_weighted",
-    "gpg": "gpg",
-    "distillation": "distillation",
-    "rejection": "rejection",
-    "target_essay": "sign",
-}
-ADVANTAGES = {
-    "group_standardised": "outdo.algorithms.advantages.group:group_standardised",
-    "group_centred": "outdo.algorithms.advantages.group:group_centred",
-    "leave_one_out": "outdo.algorithms.advantages.group:leave_one_out",
-    "batch_standardised": "outdo.algorithms.advantages.group:batch_standardised",
-    "best_of_group": "outdo.algorithms.advantages.best:best_of_group",
-    "pass_at_k": "outdo.algorithms.advantages.best:pass_at_k",
-    "max_rl": "outdo.algorithms.advantages.best:max_rl",
-    "gpg": "outdo.algorithms.advantages.group:gpg",
-    "sign": "outdo.algorithms.advantages.group:sign",
-    "reward": "outdo.algorithms.advantages.group:reward",
-    "gdpo": "outdo.algorithms.advantages.token:gdpo",
-    "length_weighted": "outdo.algorithms.advantages.token:length_weighted",
-    "tree": "outdo.algorithms.advantages.tree:tree",
-    "turn_to_go": "outdo.algorithms.advantages.turns:turn_to_go",
-    "turn_centred": "outdo.algorithms.advantages.turns:turn_centred",
-    "optimal_token": "outdo.algorithms.advantages.optimal_token:optimal_token",
-    "gae": "outdo.algorithms.advantages.token:gae",
-    "reinforce_pp": "outdo.algorithms.advantages.token:reinforce_pp",
-    "reinforce_pp_baseline": "outdo.algorithms.advantages.token:reinforce_pp_baseline",
-    "remax": "outdo.algorithms.advantages.token:remax",
-    "distillation": "outdo.algorithms.advantages.token:distillation",
-    "rejection": "outdo.algorithms.advantages.token:rejection",
-}
-GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reward", "gae", "reinforce_pp", "remax", "distillation", "rejection"}
-"""Advantages that compare the answers of one group with each other: they need at least two answers in a group."""
-
-WITH_CRITIC = frozenset({"gae"})
-WITH_REFERENCE = frozenset({"distillation"})
-"""Advantages that need a model besides the policy. `requires` marks them too, but a check does not import the marks."""
-
-NOT_OF_THE_GROUP = {
-    "gae": "needs the values of a critic",
-    "reinforce_pp": "compares its answers with those of all other groups",
-    "distillation": "uses no reward",
-    "optimal_token": "needs the probabilities of the policy",
-}
-"""Advantages of which it is not known, when a group is sampled, whether they are 0 in it, and why. `requires` marks
-them too, but a check does not import the marks."""
-
-NEEDS_RIGHT = frozenset({"rejection", "pass_at_k"})
-"""The advantages that count right answers; `rejection` with `threshold` does not."""
-
-FROM_ENGINE = frozenset({"prime_rl", "prime_rl_ipo"})
-"""Objectives whose ratio is πθ / π_rollout, as with `bypass`."""
-
-WITHOUT_RATIO = frozenset({"reinforce", "rloo", "remax", "opo", "gpg", "rejection"})
-"""Objectives without a ratio: they do not correct for changes of the policy since it sampled."""
-
-FILLED_FROM_RECIPE = ("length", "max_tokens", "weights")
-"""Options of pieces whose values come from other settings of the recipe: the longest answer, the reward weights."""
-
-LIBRARY_OPTIONS = {
-    "trl": {"eps": 1e-4},
-    "verl": {"eps": 1e-6},
-    "openrlhf": {"eps": 1e-9, "ddof": 0},
-    "areal": {"eps": 1e-5},
-}
-"""The defaults of an advantage's options for each `train.compat`."""
-
-BASELINES = frozenset(
-    {
-        "group_standardised",
-        "group_centred",
-        "leave_one_out",
-        "batch_standardised",
-        "best_of_group",
-        "max_rl",
-        "gpg",
-        "sign",
-        "reinforce_pp_baseline",
-    }
-)
-"""Advantages of whole answers, from whose tokens the KL can be subtracted afterwards."""
-
-INCOMPATIBLE_WITH_KL_IN_REWARD = {
-    "gdpo": "uses the parts of the reward, from which the KL is not subtracted",
-    "pass_at_k": "compares rewards with 1, which no reward equals after the KL is subtracted",
-    "rejection": "compares rewards with a threshold, which few rewards reach after the KL is subtracted",
-    "distillation": "uses no reward",
-    "gpg": "counts groups of equal rewards, of which even the smallest KL leaves none; use after_baseline",
-    "max_rl": "divides by the mean reward, and where no answer is right only the KL is left of it; use after_baseline",
-}
-"""Advantages that do not work if the KL is subtracted from the reward, and why."""
-
-WITHOUT_TURN_REWARDS = frozenset({"gdpo"})
-"""Advantages that would lose the rewards of single turns, and refuse them."""
-
-SCALED_IN_THE_GROUP = ("group_standardised", "sign", "turn_centred")
-"""Advantages that are as large where rewards hardly differ as where they differ much."""
-
-CALL_SIGNATURES = {  # the arguments that a user's own piece is called with, in order
-    "level": "log_ratio, loss_mask",
-    "surrogate": "log_ratio, logprobs, advantages, batch",
-    "divergence": "logprobs, ref_logprobs",
-    "correction": "logprobs, batch",
-    "weight": "batch",
-    "divergence_weight": "batch",
-    "entropy_weight": "batch",
-    "batch_transform": "batch",
-    "kl_in_reward": "logprobs, ref_logprobs",
-    "algorithm": "weights",
-    "schedule": "step, total",
-}
-
+OBJECTIVES = {name: facts.code for name, facts in methods.OBJECTIVES.items()}
+ADVANTAGES = {name: facts.code for name, facts in methods.ADVANTAGES.items()}
 LEVELS = {
     name: f"outdo.algorithms.objectives.ratios:{name}"
     for name in ("token", "sequence", "sequence_token", "sequence_product")
@@ -217,12 +63,6 @@ COMPOSED_PIECES: Mapping[str, Mapping[str, str]] = {
 COMPOSED_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "log_ratio_clamp": 20.0, "bypass": False}
 """The numbers of a composed objective that a recipe can set in the same way, and an example of each."""
 
-LOWEST_LOSS_0 = frozenset({"target", "target_essay"})
-"""Objectives whose loss is 0 at its minimum, as the optimiser `polyak` requires."""
-
-NOT_COMPOSED = frozenset({"tpo", "target", "target_essay"})
-"""Objectives that are not composed of these pieces."""
-
 COEFFICIENTS = {
     "beta": "outdo.algorithms.adaptive:AdaptiveCoefficient",
     "entropy_bonus": "outdo.algorithms.adaptive:AdaptiveBonus",
@@ -234,9 +74,6 @@ QUANTISED = ("int8", "nf4")
 
 REWARDS = BUILTIN
 ALGORITHMS = {name: f"outdo.models.optimiser:{name}" for name in ("adamw", "adafactor", "adamw8bit", "sgd", "polyak")}
-ON_WHOLE_WEIGHTS = ("adafactor", "adamw8bit")
-"""Algorithms that torch or bitsandbytes cannot run on a part of a weight."""
-
 SCHEDULES = {name: f"outdo.models.schedules:{name}" for name in ("constant", "linear", "cosine")}
 STOPS = {"first_of": "outdo.algorithms.early_stopping:first_of"}
 CRITICS = {"model": "outdo.models.critic:own_model", "head": "outdo.models.critic:own_head"}

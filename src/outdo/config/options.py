@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from outdo.config.methods import LIBRARY_OPTIONS, facts_of_objective
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
@@ -11,14 +12,10 @@ from outdo.config.names import (
     COMPOSED_PIECES,
     CRITICS,
     DIVERGENCES,
-    FROM_ENGINE,
-    LIBRARY_OPTIONS,
-    NOT_COMPOSED,
     OBJECTIVES,
     REWARDS,
     SCHEDULES,
     STOPS,
-    WITH_REFERENCE,
 )
 from outdo.config.recipe import Piece, Recipe
 from outdo.utils.imports import signature_of
@@ -42,7 +39,7 @@ def needs_reference(recipe: Recipe, objective_options: Mapping[str, Any] | None 
     """
     options = objective_options or effective_options(recipe.train.objective, OBJECTIVES)
     beta = options.get("beta", 0.0)
-    return beta != 0 or recipe.train.kl_in_reward is not None or recipe.advantage.name in WITH_REFERENCE
+    return beta != 0 or recipe.train.kl_in_reward is not None or "reference" in recipe.advantage_requires
 
 
 def samples_elsewhere(recipe: Recipe) -> bool:
@@ -57,7 +54,7 @@ def corrects_by_default(recipe: Recipe) -> bool:
 
 def starts_from_the_engine(objective: Piece) -> bool:
     """Return whether the ratio of an objective is that to the probabilities which the engine reported."""
-    return bool(objective.options.get("bypass")) or objective.name in FROM_ENGINE
+    return bool(objective.options.get("bypass")) or facts_of_objective(objective.name).from_engine
 
 
 def describe_method(recipe: Recipe) -> list[str]:
@@ -75,7 +72,8 @@ def describe_method(recipe: Recipe) -> list[str]:
     lines = [_describe_piece(role, piece, known, recipe) for role, piece, known in pieces if piece is not None]
     if train.adapter is not None:
         lines.append(f"adapter: {_listed(train.adapter.name, train.adapter.options)}")
-    if corrects_by_default(recipe) and train.objective.name not in NOT_COMPOSED | {"prime_rl", "prime_rl_ipo"}:
+    facts = facts_of_objective(train.objective.name)
+    if corrects_by_default(recipe) and facts.is_composed and not facts.from_engine:
         lines.append(
             'correction: truncate, as the engine is not the policy; "none" as option of the objective: without'
         )
@@ -86,7 +84,7 @@ def describe_method(recipe: Recipe) -> list[str]:
 
 def _describe_piece(role: str, piece: Piece, known: Mapping[str, str], recipe: Recipe) -> str:
     options = effective_options(piece, known)
-    if "length" in options and options["length"] is None:  # see FILLED_FROM_RECIPE
+    if "length" in options and options["length"] is None:  # the recipe knows it
         options["length"] = recipe.sampling.max_tokens
     if "surrogate" in piece.options and piece.name in OBJECTIVES:
         options = {name: value for name, value in options.items() if not is_of_surrogate(name)}

@@ -34,7 +34,8 @@ from outdo.config.fields import (
     Threads,
     WeightedReward,
 )
-from outdo.config.names import BUILTIN_ENGINE, DEFAULT_ADVANTAGE, WITH_CRITIC
+from outdo.config.methods import facts_of_advantage, facts_of_objective
+from outdo.config.names import BUILTIN_ENGINE
 from outdo.config.prompt_template import PromptTemplate
 from outdo.utils.reward_names import REWARD_MODEL
 
@@ -360,8 +361,12 @@ class Recipe(Section):
     @property
     def advantage(self) -> Piece:
         """The advantage of the recipe, or else the one that the objective was published with."""
-        published = DEFAULT_ADVANTAGE.get(self.train.objective.name, "group_standardised")
-        return self.train.advantage or Piece(name=published)
+        return self.train.advantage or Piece(name=facts_of_objective(self.train.objective.name).published_with)
+
+    @property
+    def advantage_requires(self) -> set[str]:
+        """What the advantage requires of a batch, such as `values`; nothing is known of a user's own."""
+        return facts_of_advantage(self.advantage.name).requires_with(self.advantage.options)
 
     @property
     def reward_functions(self) -> list[tuple[dict[str, Any], float]]:
@@ -381,4 +386,4 @@ class Recipe(Section):
     @property
     def critic(self) -> Piece | None:
         """The critic of the recipe, or else a model of its own if the advantage needs a critic."""
-        return self.train.critic or (Piece(name="model") if self.advantage.name in WITH_CRITIC else None)
+        return self.train.critic or (Piece(name="model") if "values" in self.advantage_requires else None)

@@ -26,11 +26,8 @@ from outdo.config.names import (
     ALGORITHMS,
     CRITICS,
     ENVIRONMENT_REWARD,
-    NEEDS_RIGHT,
     OBJECTIVES,
-    ON_WHOLE_WEIGHTS,
     TRACKER_CHECK,
-    WITH_CRITIC,
 )
 from outdo.config.options import effective_options
 from outdo.config.recipe import Recipe
@@ -47,6 +44,9 @@ _BEST = re.compile(r"(?:(?P<set>[\w-]+)/)?(?P<kind>greedy|sampled)(?:_reward|_re
 
 _FIELD = re.compile(r"(?<![\w\\{}])\{[^\W\d]\w*\}(?!\})")
 """What looks like a field of a template: not the braces of LaTeX, as in `\\boxed{x}`, and not doubled ones."""
+
+ON_WHOLE_WEIGHTS = ("adafactor", "adamw8bit")
+"""Optimisers that torch or bitsandbytes cannot run on a part of a weight."""
 
 LOWEST_TEMPERATURE = 0.01
 """At a lower one vLLM samples at 0.01, and near 1e-38 logits divided by it are infinite."""
@@ -279,7 +279,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
 
 def optimiser_steps(recipe: Recipe) -> int:
     """Return the number of the policy's optimiser steps in the whole run: none while only the critic learns."""
-    critic = recipe.critic if recipe.advantage.name in WITH_CRITIC else None
+    critic = recipe.critic if "values" in recipe.advantage_requires else None
     alone = critic.options.get("warmup", 0) if critic is not None and critic.name in CRITICS else 0
     return max(0, recipe.steps - alone) * recipe.train.passes * recipe.train.minibatches
 
@@ -340,7 +340,7 @@ def _weight_of_a_single_reward(recipe: Recipe) -> Iterator[str]:
 
 def _weight_0(recipe: Recipe) -> Iterator[str]:
     verdicts = recipe.eval.right or right_rule([each.name for each in recipe.rewards]).reward
-    reads_verdicts = recipe.advantage.name in NEEDS_RIGHT and "threshold" not in recipe.advantage.options
+    reads_verdicts = "right" in recipe.advantage_requires
     for reward in recipe.rewards:
         if reward.weight == 0 and not (reads_verdicts and reward.name == verdicts):
             yield f"rewards: {reward.name} has the weight 0: it is only watched, and nothing is learned from it"

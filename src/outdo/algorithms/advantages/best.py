@@ -7,11 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from outdo.algorithms import marks
 from outdo.algorithms.advantages.group import deviation, divided, group_centred, rounding_of_groups
 from outdo.algorithms.requirements import requires
 from outdo.utils.outcome import RIGHT
 
 
+@marks.advantage(compares_group=True, subtracts_baseline=True)
 def best_of_group(
     rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, scale: bool = False, eps: float = 1e-6
 ) -> Float[Tensor, "B"]:
@@ -27,6 +29,10 @@ def best_of_group(
     return divided(ahead, deviation(group_centred(rewards, group), same), eps) if scale else ahead
 
 
+@marks.advantage(
+    compares_group=True,
+    not_with_kl_in_reward="compares rewards with 1, which no reward equals after the KL is subtracted",
+)
 @requires(right=True)
 def pass_at_k(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, k: int = 4) -> Float[Tensor, "B"]:
     """The unbiased gradient of pass@k: PKPO (arXiv 2505.15201), binary rewards, with the baseline of equation 33.
@@ -50,6 +56,11 @@ def pass_at_k(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, k: int = 
     return (k * all_wrong).where(right & (size >= k), 0.0)
 
 
+@marks.advantage(
+    compares_group=True,
+    subtracts_baseline=True,
+    not_with_kl_in_reward="divides by the mean reward, and where no answer is right only the KL is left of it",
+)
 def max_rl(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = (r_i - μ) / μ, and 0 where μ <= 0; MaxRL (arXiv 2602.02710).
 

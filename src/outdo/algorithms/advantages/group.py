@@ -12,12 +12,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from outdo.algorithms import marks
+
 ROUNDING = 4
 """A sum or a mean of a few numbers is exact to this many units in the last place of the largest one."""
 
 RewardAdvantage = Callable[[Float[Tensor, "B"], Int[Tensor, "B"]], Float[Tensor, "B"]]
 
 
+@marks.advantage(compares_group=True, subtracts_baseline=True, scaled_in_group=True)
 def group_standardised(
     rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, eps: float = 1e-6
 ) -> Float[Tensor, "B"]:
@@ -31,6 +34,7 @@ def group_standardised(
     return divided(centred, deviation(centred, same), eps)
 
 
+@marks.advantage(compares_group=True, subtracts_baseline=True)
 def group_centred(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = r_i - μ; Dr. GRPO (arXiv 2503.20783): no division changes the weight of easy and hard questions."""
     same = group[:, None] == group  # [B, B]
@@ -39,6 +43,7 @@ def group_centred(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float
     return raised - (same * raised).sum(1) / same.sum(1)
 
 
+@marks.advantage(compares_group=True, subtracts_baseline=True)
 def leave_one_out(
     rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, whiten: bool = False, eps: float = 1e-4
 ) -> Float[Tensor, "B"]:
@@ -57,6 +62,7 @@ def leave_one_out(
     return divided(advantages, deviation(advantages, compared), eps)
 
 
+@marks.advantage(compares_group=True, subtracts_baseline=True)
 def batch_standardised(
     rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, eps: float = 1e-4
 ) -> Float[Tensor, "B"]:
@@ -70,6 +76,11 @@ def batch_standardised(
     return divided(group_centred(rewards, group), spread, eps)
 
 
+@marks.advantage(
+    compares_group=True,
+    subtracts_baseline=True,
+    not_with_kl_in_reward="counts groups of equal rewards, of which even the smallest KL leaves none",
+)
 def gpg(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, nonzero: bool = False) -> Float[Tensor, "B"]:
     """Â_i = B / (B - M) · (r_i - μ), M the answers in groups whose rewards are all equal; GPG (arXiv 2504.02546).
 
@@ -84,6 +95,7 @@ def gpg(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, nonzero: bool =
     return centred * (len(rewards) / counted.sum().clamp(min=1))
 
 
+@marks.advantage(compares_group=True, subtracts_baseline=True, scaled_in_group=True)
 def sign(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, band: float = 0.0) -> Float[Tensor, "B"]:
     """Â_i = +1, 0 or -1: the sign of r_i - μ, and 0 where |r_i - μ| <= band (in units of the reward).
 
@@ -95,6 +107,7 @@ def sign(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"], *, band: float = 
     return centred.sign().where(centred.abs() > band + rounding_of_groups(rewards, same), 0.0)
 
 
+@marks.advantage()
 def reward(rewards: Float[Tensor, "B"], group: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
     """Â_i = r_i: REINFORCE without a baseline (Williams 1992), so equal rewards and a group of one are not set to 0."""
     return rewards

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from outdo.algorithms import marks
 from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of, without_rounding
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.requirements import requires
@@ -11,6 +12,7 @@ from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 
 
+@marks.advantage(compares_group=True)
 @requires(old_logprobs=True, old_collision=True)
 def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
     """Â_t = G_t - B_t with B_t = Σ_i G_it W_it / Σ_i W_it over the answers of the group; verl's optimal token baseline.

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from outdo.algorithms import marks
 from outdo.algorithms.advantages.base import Advantage, of_rollouts, per_token, rewards_of
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised, rounding_of_groups
 from outdo.algorithms.advantages.returns import (
@@ -25,7 +26,7 @@ from outdo.algorithms.advantages.returns import (
     without_rounding,
 )
 from outdo.algorithms.objectives.divergences import Divergence
-from outdo.algorithms.requirements import Requires, requirements_of, requires, requires_with
+from outdo.algorithms.requirements import Requires, requirements_of, requires, requires_unless, requires_with
 from outdo.algorithms.shapes import TOKENS, check_shape
 from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
@@ -35,6 +36,7 @@ from outdo.utils.outcome import RIGHT
 # ---------------------------------------------------------------------------------------------- one advantage a rollout
 
 
+@marks.advantage(compares_group=True)
 def length_weighted(batch: Batch) -> Batch:
     """Â_i = r_i - Σ n_j r_j / Σ n_j over the group, n_j the trained tokens; OPO (arXiv 2505.23585).
 
@@ -52,6 +54,12 @@ def length_weighted(batch: Batch) -> Batch:
     return per_token(estimate)(batch)
 
 
+@marks.advantage(
+    compares_group=True,
+    scaled_in_group=True,
+    loses_turn_rewards=True,
+    not_with_kl_in_reward="uses the parts of the reward, from which the KL is not subtracted",
+)
 def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float = 1e-4) -> Batch:
     """Standardise every part of the reward by itself, then add them; GDPO (arXiv 2601.05242).
 
@@ -92,6 +100,10 @@ def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float
     return batch.with_(advantages=advantages)
 
 
+@marks.advantage(
+    not_with_kl_in_reward="compares rewards with a threshold, which few rewards reach after the KL is subtracted"
+)
+@requires_unless(threshold=Requires(right=True))
 def rejection(batch: Batch, *, threshold: float | None = None) -> Batch:
     """Â = 1 for the right answers (`batch.right`); the others are neither trained on nor counted.
 
@@ -120,6 +132,7 @@ def rejection(batch: Batch, *, threshold: float | None = None) -> Batch:
 # ------------------------------------------------------------------------------------------------ one advantage a token
 
 
+@marks.advantage()
 @requires(values=True)
 @requires_with(bootstrap=Requires(end_values=True))
 def gae(
@@ -156,6 +169,7 @@ def gae(
     return batch.with_(advantages=conversations.folded(advantages), returns=conversations.folded(returns))
 
 
+@marks.advantage()
 @requires(whole_batch=True)
 def reinforce_pp(batch: Batch, *, gamma: float = 1.0, ddof: int = 1) -> Batch:
     """Returns-to-go Σ_{s>=t} γ^{s-t} r_s, whitened over the trained tokens; REINFORCE++ (arXiv 2501.03262).
@@ -166,6 +180,7 @@ def reinforce_pp(batch: Batch, *, gamma: float = 1.0, ddof: int = 1) -> Batch:
     return batch.with_(advantages=whitened(returns_of(batch, gamma=gamma), batch.loss_mask, ddof=ddof))
 
 
+@marks.advantage(compares_group=True, subtracts_baseline=True)
 def reinforce_pp_baseline(batch: Batch, *, ddof: int = 1) -> Batch:
     """r_i - μ on every token, whitened over the trained tokens: REINFORCE++-baseline (arXiv 2501.03262).
 
@@ -177,6 +192,7 @@ def reinforce_pp_baseline(batch: Batch, *, ddof: int = 1) -> Batch:
     return batch.with_(advantages=whitened(centred, batch.loss_mask, ddof=ddof))
 
 
+@marks.advantage()
 @requires(baselines=True)
 def remax(batch: Batch) -> Batch:
     """Return-to-go minus the reward of the greedy answer to the same question; ReMax (arXiv 2310.10505)."""
@@ -186,6 +202,7 @@ def remax(batch: Batch) -> Batch:
     return batch.with_(advantages=advantages.where(batch.loss_mask, 0.0))
 
 
+@marks.advantage(not_with_kl_in_reward="uses no reward")
 @requires(reference=True, old_logprobs=True)
 def distillation(batch: Batch) -> Batch:
     """Â_t = log π_ref - log π_old: learn from a teacher, the reference, on the policy's own answers.

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from outdo.algorithms import marks
 from outdo.algorithms.advantages.base import rewards_of
 from outdo.algorithms.advantages.group import deviation, divided, group_centred
 from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of, without_rounding
@@ -12,6 +13,7 @@ from outdo.algorithms.unfold import Unfolded
 from outdo.types import Batch
 
 
+@marks.advantage(compares_group=True)
 def tree(batch: Batch, *, shrink: float = 0.0, scale: bool = False, eps: float = 1e-6) -> Batch:
     """Â_t = G_t - b_t: the return minus the mean return of the *other* answers that have the same tokens before t.
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from outdo.algorithms import marks
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised, leave_one_out
 from outdo.algorithms.advantages.returns import token_rewards_of, without_rounding
 from outdo.algorithms.unfold import Unfolded
@@ -17,6 +18,7 @@ from outdo.types import Batch
 from outdo.utils.errors import UserError
 
 
+@marks.advantage(compares_group=True)
 def turn_to_go(batch: Batch, *, gamma: float = 1.0) -> Batch:
     """Â_ik = R_ik - mean of R_jk over the other episodes j of the group, with R_ik = Σ_{l>=k} γ^l r_il.
 
@@ -46,6 +48,7 @@ def turn_to_go(batch: Batch, *, gamma: float = 1.0) -> Batch:
     return batch.with_(advantages=conversations.folded(advantages))
 
 
+@marks.advantage(compares_group=True, scaled_in_group=True)
 def turn_centred(batch: Batch, *, scale: bool = True, eps: float = 1e-4) -> Batch:
     """Â_ik = Σ_{l>=k} (r_il - μ_l) / (σ_l + eps), μ_l and σ_l over the group's episodes in turn l.
 

@@ -24,8 +24,8 @@ experimental GMPO has k3 without ρ.
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from jaxtyping import Bool, Float
@@ -167,11 +167,17 @@ class Convention:
     kl_ratio: bool | None = None  # None: it has no divergence in the loss
     kl_over_tokens: bool = False
     entropy_over_tokens: bool = False
+    advantage: Mapping[str, float] = field(default_factory=dict)  # options that its advantages have by default
 
 
 CONVENTIONS: dict[Library, Convention] = {
     "trl": Convention(
-        level=free_product, every_row=any_objective, divergence=free, kl_ratio=True, entropy_over_tokens=True
+        level=free_product,
+        every_row=any_objective,
+        divergence=free,
+        kl_ratio=True,
+        entropy_over_tokens=True,
+        advantage={"eps": 1e-4},
     ),
     "verl": Convention(
         clamped=clamped_in_verl,
@@ -181,6 +187,7 @@ CONVENTIONS: dict[Library, Convention] = {
         dual=3.0,
         divergence=k3_within_10,
         kl_ratio=False,
+        advantage={"eps": 1e-6},
     ),
     "openrlhf": Convention(
         clamped=by_token,
@@ -189,8 +196,9 @@ CONVENTIONS: dict[Library, Convention] = {
         kl_ratio=False,
         kl_over_tokens=True,
         entropy_over_tokens=True,
+        advantage={"eps": 1e-9, "ddof": 0},
     ),
-    "areal": Convention(over_tokens=by_token_or_gspo),
+    "areal": Convention(over_tokens=by_token_or_gspo, advantage={"eps": 1e-5}),
 }
 
 

@@ -10,6 +10,7 @@ token, and ρ_it = πθ(o_it) / π_old(o_it). Â is computed from rewards by an 
 one.
 """
 
+from outdo.algorithms import marks
 from outdo.algorithms.objectives import surrogates
 from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import covariant, without_covariant
@@ -24,6 +25,7 @@ from outdo.algorithms.objectives.weights import constant, sequence_mean, sequenc
 # A clip has an effect only where a batch is used for more than one optimiser step: at the first, every ratio is 1.
 
 
+@marks.objective()
 def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -> ComposedObjective:
     """Group Relative Policy Optimization; DeepSeekMath (arXiv 2402.03300) equation 3.
 
@@ -44,6 +46,7 @@ def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.04) -
     )
 
 
+@marks.objective()
 def grpo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
     """GRPO-Clip without a reference; CS336 (spring 2025, assignment 5) Algorithm 3.
 
@@ -55,6 +58,7 @@ def grpo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjec
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
 
 
+@marks.objective(published_with="gae")
 def ppo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual: float | None = None) -> ComposedObjective:
     """Proximal Policy Optimization, its clipped surrogate; arXiv 1707.06347 equation 7.
 
@@ -68,6 +72,7 @@ def ppo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual: float | None = N
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high, dual=dual), weight=token_mean)
 
 
+@marks.objective(published_with="group_centred")
 def dr_grpo(*, length: int, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
     """Dr. GRPO, GRPO done right; arXiv 2503.20783.
 
@@ -80,6 +85,7 @@ def dr_grpo(*, length: int, clip_low: float = 0.2, clip_high: float = 0.2) -> Co
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=constant(length=length))
 
 
+@marks.objective()
 def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28) -> ComposedObjective:
     """Decoupled clip and dynamic sampling policy optimisation; DAPO (arXiv 2503.14476) equation 8.
 
@@ -93,6 +99,7 @@ def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28) -> ComposedObjective
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=token_mean)
 
 
+@marks.objective()
 def bnpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.0) -> ComposedObjective:
     """TRL's `loss_type` "bnpo": a mean over the tokens of the current batch.
 
@@ -112,6 +119,7 @@ def bnpo(*, clip_low: float = 0.2, clip_high: float = 0.2, beta: float = 0.0) ->
     )
 
 
+@marks.objective()
 def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) -> ComposedObjective:
     """Group Sequence Policy Optimization; arXiv 2507.18071 equations 5 and 7.
 
@@ -133,6 +141,7 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) 
     )
 
 
+@marks.objective()
 def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float = 0.0) -> ComposedObjective:
     """GSPO with an advantage per token; arXiv 2507.18071 section 4.3.
 
@@ -152,6 +161,7 @@ def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, beta: float =
     )
 
 
+@marks.objective()
 def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> ComposedObjective:
     """Length-unbiased sequence policy optimisation; LUSPO (arXiv 2602.05261).
 
@@ -164,6 +174,7 @@ def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> ComposedObjec
     return ComposedObjective(level=sequence, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_sum)
 
 
+@marks.objective()
 def gmpo(*, clip_low: float = 0.4, clip_high: float = 0.4, beta: float = 0.0) -> ComposedObjective:
     """Geometric-Mean Policy Optimization; GMPO (arXiv 2507.20673).
 
@@ -185,6 +196,7 @@ def gmpo(*, clip_low: float = 0.4, clip_high: float = 0.4, beta: float = 0.0) ->
     )
 
 
+@marks.objective(published_with="leave_one_out")
 def rloo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
     """RLOO in the form of TRL 1.16: PPO's clip on the ratio of the whole answer.
 
@@ -197,6 +209,7 @@ def rloo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjec
     return ComposedObjective(level=sequence_product, surrogate=clip(low=clip_low, high=clip_high), weight=sequence_mean)
 
 
+@marks.objective()
 def clip_cov(
     *,
     clip_low: float = 1.0,
@@ -223,6 +236,7 @@ def clip_cov(
     )
 
 
+@marks.objective()
 def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> ComposedObjective:
     """KL-Cov: hold the tokens that would reduce entropy most at π_old; arXiv 2505.22617.
 
@@ -245,6 +259,7 @@ def kl_cov(*, percent: float = 0.2, coefficient: float = 1.0) -> ComposedObjecti
 # No token is clipped at an edge: its gradient is multiplied by a bounded number, reduced smoothly, or pulled back.
 
 
+@marks.objective()
 def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> ComposedObjective:
     """Clipped importance-sampling weights; CISPO, MiniMax-M1 (arXiv 2506.13585) equations 4 and 5.
 
@@ -260,6 +275,7 @@ def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> ComposedObjectiv
     )
 
 
+@marks.objective()
 def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> ComposedObjective:
     """Soft Adaptive Policy Optimization; SAPO (arXiv 2511.20347).
 
@@ -275,6 +291,7 @@ def sapo(*, tau_positive: float = 1.0, tau_negative: float = 1.05) -> ComposedOb
     )
 
 
+@marks.objective()
 def vespo(
     *,
     k_positive: float = 2.0,
@@ -303,6 +320,7 @@ def vespo(
     )
 
 
+@marks.objective()
 def dppo_tv(*, threshold: float = 0.15) -> ComposedObjective:
     """Divergence PPO, binary total variation; DPPO (arXiv 2602.04879).
 
@@ -317,6 +335,7 @@ def dppo_tv(*, threshold: float = 0.15) -> ComposedObjective:
     return ComposedObjective(level=token, surrogate=surrogates.dppo_tv(threshold=threshold), weight=token_mean)
 
 
+@marks.objective()
 def dppo_kl(*, threshold: float = 0.05) -> ComposedObjective:
     """Divergence PPO, binary KL; DPPO (arXiv 2602.04879).
 
@@ -329,6 +348,7 @@ def dppo_kl(*, threshold: float = 0.05) -> ComposedObjective:
     return ComposedObjective(level=token, surrogate=surrogates.dppo_kl(threshold=threshold), weight=token_mean)
 
 
+@marks.objective(published_with="group_centred")
 def dro(*, tau: float = 0.1) -> ComposedObjective:
     """Direct Reward Optimisation, per token; DRO (arXiv 2405.19107).
 
@@ -342,6 +362,7 @@ def dro(*, tau: float = 0.1) -> ComposedObjective:
     return ComposedObjective(level=token, surrogate=surrogates.dro(tau=tau), weight=token_mean)
 
 
+@marks.objective(published_with="group_centred")
 def prime_rl(*, threshold_low: float = 0.2, threshold_high: float = 0.2, pull: float = 1e-3) -> ComposedObjective:
     """The default loss of prime-rl (August 2026): DPPO (arXiv 2602.04879) with a quadratic pull.
 
@@ -361,6 +382,7 @@ def prime_rl(*, threshold_low: float = 0.2, threshold_high: float = 0.2, pull: f
     )
 
 
+@marks.objective(published_with="group_centred")
 def prime_rl_ipo(*, threshold: float = 0.1, pull: float = 1e-3) -> ComposedObjective:
     """The loss that prime-rl calls "ipo" (August 2026): `prime_rl` with a bound on both sides.
 
@@ -381,6 +403,7 @@ def prime_rl_ipo(*, threshold: float = 0.1, pull: float = 1e-3) -> ComposedObjec
 # methods that are meant to be strictly on-policy with one update per batch.
 
 
+@marks.objective(published_with="reward")
 def reinforce() -> ComposedObjective:
     """REINFORCE; Williams (1992), Machine Learning 8, 229-256.
 
@@ -394,6 +417,7 @@ def reinforce() -> ComposedObjective:
     return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
 
 
+@marks.objective(published_with="leave_one_out")
 def rloo() -> ComposedObjective:
     """REINFORCE leave-one-out; RLOO (arXiv 2402.14740).
 
@@ -405,6 +429,7 @@ def rloo() -> ComposedObjective:
     return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
 
 
+@marks.objective(published_with="remax")
 def remax() -> ComposedObjective:
     """ReMax; arXiv 2310.10505.
 
@@ -416,6 +441,7 @@ def remax() -> ComposedObjective:
     return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
 
 
+@marks.objective(published_with="length_weighted")
 def opo() -> ComposedObjective:
     """On-policy RL with the optimal reward baseline; OPO (arXiv 2505.23585).
 
@@ -427,6 +453,7 @@ def opo() -> ComposedObjective:
     return ComposedObjective(surrogate=log_likelihood, weight=sequence_sum)
 
 
+@marks.objective(published_with="gpg")
 def gpg() -> ComposedObjective:
     """Group Policy Gradient; GPG (arXiv 2504.02546).
 
@@ -438,6 +465,7 @@ def gpg() -> ComposedObjective:
     return ComposedObjective(surrogate=log_likelihood, weight=token_mean)
 
 
+@marks.objective(published_with="reinforce_pp", also_published_with=("reinforce_pp_baseline",))
 def reinforce_pp(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedObjective:
     """REINFORCE++; arXiv 2501.03262.
 
@@ -450,6 +478,7 @@ def reinforce_pp(*, clip_low: float = 0.2, clip_high: float = 0.2) -> ComposedOb
     return ComposedObjective(level=token, surrogate=clip(low=clip_low, high=clip_high), weight=token_mean)
 
 
+@marks.objective(published_with="distillation")
 def distillation() -> ComposedObjective:
     """On-policy distillation: a teacher scores every token that the student has sampled.
 
@@ -463,6 +492,7 @@ def distillation() -> ComposedObjective:
     return ComposedObjective(level=token, surrogate=unclipped, weight=token_mean)
 
 
+@marks.objective(name="rejection", published_with="rejection")
 def likelihood() -> ComposedObjective:
     """Supervised fine-tuning: J = Σ_t log πθ(o_t) / Σ |o|, over the tokens of the answers, with Â = 1.
 

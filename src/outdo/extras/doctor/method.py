@@ -3,14 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from outdo.config.names import (
-    BUILTIN_ENGINE,
-    DEFAULT_ADVANTAGE,
-    GROUP_RELATIVE,
-    NOT_COMPOSED,
-    NOT_OF_THE_GROUP,
-    WITH_REFERENCE,
-)
+from outdo.config.methods import facts_of_advantage, facts_of_objective
+from outdo.config.names import BUILTIN_ENGINE
 from outdo.extras.doctor.series import RunMetrics, Span, significant_change
 from outdo.utils.outcome import EVALUATIONS
 from outdo.utils.reward_names import weights_by_name
@@ -20,9 +14,6 @@ CLIPPED = ("grpo", "grpo_clip", "ppo", "dr_grpo", "dapo", "bnpo", "reinforce_pp"
 
 SEQUENCE = ("gspo", "gspo_token", "luspo", "rloo_clip")
 """Objectives that clip whole answers: their bounds say little about one token."""
-
-BY_VERDICT = ("pass_at_k", "rejection")
-"""Advantages that read which answers are right in place of the rewards; `rejection` does not if it has a threshold."""
 
 IN_PARTS = ("gdpo", "turn_to_go", "turn_centred")
 """Advantages that compare parts of the reward or rewards of turns: groups with equal sums may teach something."""
@@ -49,7 +40,7 @@ def advantage(run: RunMetrics) -> str | None:
     """Return the name of the run's advantage, or None if its recipe is not known."""
     name = run.setting("train.advantage.name", run.setting("train.advantage"))
     if name is None and objective(run) is not None:
-        name = DEFAULT_ADVANTAGE.get(str(objective(run)), "group_standardised")
+        name = facts_of_objective(str(objective(run))).published_with
     return None if name is None else str(name)
 
 
@@ -68,7 +59,7 @@ def clips_tokens(run: RunMetrics) -> bool:
 
 def is_composed(run: RunMetrics) -> bool:
     """Return whether the objective has options such as `beta`, an entropy bonus and a batch transform."""
-    return objective(run) not in NOT_COMPOSED
+    return facts_of_objective(str(objective(run))).is_composed
 
 
 def corrects(run: RunMetrics) -> bool:
@@ -83,7 +74,14 @@ def corrects(run: RunMetrics) -> bool:
 
 def is_distilled(run: RunMetrics) -> bool:
     """Return whether the reference is a teacher, towards which the policy moves, and no reward is used."""
-    return advantage(run) in WITH_REFERENCE
+    return "reference" in facts_of_advantage(str(advantage(run))).requires
+
+
+def reads_verdicts(run: RunMetrics) -> bool:
+    """Return whether the advantage reads which answers are right in place of the rewards."""
+    facts = facts_of_advantage(str(advantage(run)))
+    options = {option: run.setting(f"train.advantage.{option}") for option in facts.requires_unless}
+    return "right" in facts.requires_with(options)
 
 
 def has_reward(run: RunMetrics, name: str) -> bool:
@@ -144,9 +142,7 @@ def is_trained_on_rewards(run: RunMetrics) -> bool:
 
     Verdicts, parts that are standardised by themselves, and a teacher are something else.
     """
-    name = advantage(run)
-    by_verdict = name in BY_VERDICT and run.setting("train.advantage.threshold") is None
-    return not by_verdict and name != "gdpo" and not is_distilled(run)
+    return not reads_verdicts(run) and advantage(run) != "gdpo" and not is_distilled(run)
 
 
 # -------------------------------------------------------------------------------------------- groups that teach nothing
@@ -176,18 +172,18 @@ def sums_decide(run: RunMetrics) -> bool:
     groups of one answer are always "all equal". `remax` compares even that one with a greedy answer.
     """
     name = advantage(run)
-    if name in IN_PARTS or name in BY_VERDICT or (name in BY_TOKEN and run.setting("environment")):
+    if name in IN_PARTS or reads_verdicts(run) or (name in BY_TOKEN and run.setting("environment")):
         return False
     if name == "remax":
         return True
     if _one_answer_per_group(run):
         return False
-    return name is None or name in GROUP_RELATIVE or ":" in name
+    return name is None or facts_of_advantage(name).compares_group or ":" in name
 
 
 def replaced_by_dynamic_sampling(run: RunMetrics) -> str:
     """Return the advice to let dynamic sampling replace groups that teach nothing, where it can be followed."""
-    can = not drops_groups(run) and advantage(run) not in NOT_OF_THE_GROUP
+    can = not drops_groups(run) and not facts_of_advantage(str(advantage(run))).cannot_be_asked
     return ", or let train.dynamic_sampling replace them" if can else ""
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from outdo.extras.doctor.method import BY_VERDICT, advantage, of_all_sampled
+from outdo.extras.doctor.method import of_all_sampled, reads_verdicts
 from outdo.extras.doctor.series import RunMetrics, Span, significant_change
 from outdo.utils.reward_names import weights_by_name
 
@@ -38,7 +38,7 @@ def reward_parts(run: RunMetrics) -> list[RewardPart]:
     """
     weights = weights_by_name(run.setting("rewards"))
     prefix = of_all_sampled(run, PREFIX)
-    verdicts = run.setting("eval.right") if advantage(run) in BY_VERDICT else None
+    verdicts = run.setting("eval.right") if reads_verdicts(run) else None
     metrics = {name for line in run.lines for name in line if name.startswith(prefix) and name.endswith(SUFFIX)}
     names = {metric: metric.removeprefix(prefix).removesuffix(SUFFIX) for metric in sorted(metrics)}
     return [

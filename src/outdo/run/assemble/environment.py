@@ -6,7 +6,8 @@ from typing import Any, Protocol
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from outdo.config.environments import all_environments, environment_mistakes, kind_of, row_environments
-from outdo.config.names import ENVIRONMENTS, WITHOUT_TURN_REWARDS
+from outdo.config.methods import facts_of_advantage
+from outdo.config.names import ENVIRONMENTS
 from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import ToolsOf
 from outdo.models.inspect_folder import ModelFacts
@@ -127,7 +128,7 @@ def _examine(
     advantage = recipe.advantage.name
     try:
         kind = _kind(piece)
-        if advantage in WITHOUT_TURN_REWARDS and kind.rewards_turns(piece):
+        if facts_of_advantage(advantage).loses_turn_rewards and kind.rewards_turns(piece):
             return [f"environment: {piece.name} rewards every turn, which {advantage} would lose: use turn_to_go"], []
         return [], kind.examine(piece, tokenizer, end_ids=end_ids, system=recipe.data.system)
     except UserError as error:

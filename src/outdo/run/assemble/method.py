@@ -31,6 +31,7 @@ from outdo.algorithms.objectives.base import ComposedObjective, Objective, Plain
 from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import product, truncate
 from outdo.config.adapters import with_names_of_peft
+from outdo.config.methods import LIBRARY_OPTIONS
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
@@ -40,8 +41,6 @@ from outdo.config.names import (
     CORRECTIONS,
     CRITICS,
     DIVERGENCES,
-    LIBRARY_OPTIONS,
-    NEEDS_RIGHT,
     OBJECTIVES,
     SCHEDULES,
     STOPS,
@@ -154,7 +153,7 @@ def advantage_of(
             steps = _with_kl_after_baseline(piece.name, estimator, subtract)
         else:
             steps = [subtract, *steps]
-    if piece.name in NEEDS_RIGHT and piece.options.get("threshold") is None:
+    if "right" in recipe.advantage_requires:
         steps.insert(0, fill_right)  # `check` has refused it where right is not defined
     if train.mask_truncated:
         steps.append(without_truncated)

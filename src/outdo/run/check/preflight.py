@@ -17,7 +17,7 @@ from outdo.config.engines import (
     reward_place_mistakes,
     whole_model_mistakes,
 )
-from outdo.config.names import NEEDS_RIGHT, QUANTISED
+from outdo.config.names import QUANTISED
 from outdo.config.options import describe_method
 from outdo.config.packages import missing_clients, package_faults
 from outdo.config.recipe import Recipe
@@ -308,12 +308,10 @@ def _plain_prompt(question: Question) -> str:
 
 
 def _advantage_without_right(recipe: Recipe, rewards: RewardTrials) -> Iterator[str]:
-    name, options = recipe.advantage.name, recipe.advantage.options
-    if name in NEEDS_RIGHT and "threshold" not in options:
+    if "right" in recipe.advantage_requires:
         undefined = (note for note in rewards.notes if note.startswith(UNDEFINED))
-        yield from (
-            f"train.advantage = {name}: needs to know which answers are right, and {note}" for note in undefined
-        )
+        key = f"train.advantage = {recipe.advantage.name}"
+        yield from (f"{key}: needs to know which answers are right, and {note}" for note in undefined)
 
 
 def _frozen_weights(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from outdo.algorithms import marks
 from outdo.algorithms.objectives.target.rules import (
     Aim,
     Setting,
@@ -35,6 +36,7 @@ Loss = Callable[[Float[Tensor, "N"], Aim], Float[Tensor, ""]]
 """`(log πθ [N], aim) -> []` of the N trained tokens; minimised."""
 
 
+@marks.objective(lowest_loss_0=True)
 def target(
     *,
     rule: str = "tilt",
@@ -117,6 +119,7 @@ def target(
     return TargetObjective(loss=LOSSES[loss], setting=setting, mean=reduction == "mean")
 
 
+@marks.objective(published_with="sign", lowest_loss_0=True)
 def target_essay(*, power: float = 2.0, keep: float = 0.5) -> "TargetObjective":
     """Set target probabilities in the form of the essay on GRPO: √p for good tokens, p² for bad ones.
 

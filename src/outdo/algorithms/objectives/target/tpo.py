@@ -7,12 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from outdo.algorithms import marks
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.objectives.target.rules import known_logprobs
 from outdo.algorithms.requirements import Requires
 from outdo.types import Batch, Terms, TokenScores
 
 
+@marks.objective()
 def tpo(*, eta: float = 1.0) -> "TargetPolicy":
     """Target Policy Optimization; Kaddour, arXiv 2604.06159, equations 1 to 3.
 
