@@ -14,20 +14,16 @@ from toys import evaluate
 from outdo.algorithms.advantages import (
     Advantage,
     baseline_first,
-    batch_standardised,
-    best_of_group,
     chain,
     compute_advantages,
     distillation,
     gae,
     gdpo,
-    gpg,
     group_centred,
     group_standardised,
     kl_penalty,
     leave_one_out,
     length_weighted,
-    max_rl,
     optimal_token,
     pass_at_k,
     per_token,
@@ -35,8 +31,6 @@ from outdo.algorithms.advantages import (
     reinforce_pp_baseline,
     rejection,
     remax,
-    reward,
-    sign,
     to_go,
     tree,
     turn_to_go,
@@ -50,16 +44,15 @@ from outdo.algorithms.objectives.target.objective import target, target_essay
 from outdo.algorithms.objectives.target.tpo import tpo
 from outdo.config.names import ADVANTAGES, OBJECTIVES
 from outdo.types import Batch
+from outdo.utils.imports import resolve, signature_of
 
 # ----------------------------------------------------------------------------------------------------- the properties
 
 BY_CONVERSATION: dict[str, Advantage] = {
     **{
-        each.__name__: per_token(each)
-        for each in (
-            *(group_standardised, group_centred, leave_one_out, batch_standardised, best_of_group),
-            *(max_rl, gpg, sign, reward),
-        )
+        name: per_token(resolve(code))
+        for name, code in ADVANTAGES.items()
+        if signature_of(code).parameters[0] == "rewards"
     },
     "pass_at_k": per_token(partial(pass_at_k, k=2)),
     "gdpo": gdpo,
