@@ -68,7 +68,7 @@ def run_with(policy: Policy) -> SimpleNamespace:
         models=Models(policy),
         recipe=SimpleNamespace(checkpoint=SimpleNamespace(keep=2)),
         adaptive={},
-        online_reward_models=[],
+        reward=SimpleNamespace(learning=[]),
         watchers=[],
         ahead=SimpleNamespace(state=lambda after: {}),
         identity={},

@@ -48,7 +48,7 @@ PLACES: dict[str, list[str]] = {
     ],
     "docs/reproducibility.md": [HERE, HERE],
     "docs/reward-models.md": [HERE],
-    "docs/rewards.md": [*["rewards/test_reward_loading.py"] * 4, "rewards/test_thinking_in_answers.py"],
+    "docs/rewards.md": [*["rewards/test_reward_loading.py"] * 4, HERE, "rewards/test_thinking_in_answers.py"],
     "docs/tools.md": [HERE],
     "docs/trackers.md": [HERE],
     "docs/tutorial.md": [HERE],
@@ -94,6 +94,12 @@ def test_a_session_gives_what_its_page_shows():
     except UserError as error:
         pytest.skip(str(error))
     assert doctest.testfile(str(sessions[0]), module_relative=False, encoding="utf-8") == (0, 3)
+
+
+def test_the_class_of_a_page_is_a_reward():
+    names = run("docs/rewards.md", 5, outdo=outdo)
+    (output,) = names["environment"].reward([RewardInput(prompt="6*7=", completion="42", answer="42")])
+    assert (output.value, output.parts) == (2.0, {"length": 2.0})
 
 
 @pytest.mark.parametrize(

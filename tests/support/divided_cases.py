@@ -339,7 +339,7 @@ def checkpoints_of(models: Models, replicas: Replicas, folder: Path) -> Checkpoi
 def run_of(models: Models, replicas: Replicas, checkpoints: Path) -> tuple[Any, Any]:
     """What saving needs of a run and its folder."""
     recipe = SimpleNamespace(checkpoint=SimpleNamespace(keep=9))
-    parts = {"adaptive": {}, "online_reward_models": [], "watchers": []}
+    parts = {"adaptive": {}, "reward": SimpleNamespace(learning=[]), "watchers": []}
     ahead = SimpleNamespace(state=lambda after: {})
     world = {"world": replicas, "writers": replicas, "is_divided": True}
     run = SimpleNamespace(models=models, recipe=recipe, **parts, rollouts=ahead, identity={}, **world)

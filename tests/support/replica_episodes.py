@@ -24,7 +24,7 @@ from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.rewards.once import RewardOnce
+from outdo.rewards.first_rank import FirstRankReward
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -110,7 +110,7 @@ def games_of_parts(replicas: Replicas) -> None:
         policy.tokenizer.chat_template = TEMPLATE
         GAMES.clear()
         length, engine = Length(), ReplicatedEngine(BuiltinEngine(policy, seed=3), replicas)
-        found = played(engine, game(policy, RewardOnce(length, replicas)))
+        found = played(engine, game(policy, FirstRankReward(length, replicas)))
         assert found == expected
         assert sorted(GAMES.elements()) == sorted("ab" * 3 if replicas.first else "abc" * 3)
         assert length.asked == (15 if replicas.first else 0)

@@ -4,10 +4,11 @@
 torch nor transformers.
 """
 
+from outdo.rewards.base import Reward
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.in_process import InProcessReward
 from outdo.rewards.loading import BUILTIN, load_reward
-from outdo.rewards.types import FailureCount, Reward, RewardInput, RewardOutput, Status, reward_input
+from outdo.rewards.types import FailureCount, RewardInput, RewardOutput, Status, reward_input
 from outdo.rewards.worker import WorkerReward
 
 __all__ = [

@@ -1,16 +1,21 @@
 """Combine several rewards into one number."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from outdo.rewards.base import Reward
 from outdo.rewards.in_process import RewardLike, as_reward
 from outdo.rewards.right import Verdicts, right_rule
-from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, to_output
+from outdo.rewards.types import RewardInput, RewardOutput, Status, to_output
 from outdo.utils.errors import UserError
 from outdo.utils.reward_names import unique_names
 
+if TYPE_CHECKING:
+    from outdo.types import Group
 
-class WeightedSum:
+
+class WeightedSum(Reward):
     """The weighted sum of several rewards, Σ weight · value, over those that apply to the completion.
 
     A reward that does not apply adds nothing, and its weight is not redistributed. If none applies, the sum is not
@@ -26,16 +31,14 @@ class WeightedSum:
     def __init__(self, weighted: Sequence[tuple[RewardLike, float]], *, right: str | None = None) -> None:
         self.rewards = tuple(as_reward(reward) for reward, _ in weighted)
         self.weights = tuple(weight for _, weight in weighted)
-        self.names = unique_names([(reward.name, _source(reward)) for reward in self.rewards])
+        self.names = unique_names([(reward.name, reward.source) for reward in self.rewards])
         self.name = "+".join(self.names)
-        self.source = _source(self.rewards[0]) if len(self.rewards) == 1 else ""
-        mistakes = [
-            f"the weight of the reward {name} must be a finite number, not {weight!r}"
-            for name, weight in zip(self.names, self.weights, strict=True)
-            if to_output(weight, name).status is not Status.ok
-        ]
-        if not weighted or mistakes:
-            raise UserError(mistakes or ["a combination needs at least one reward"])
+        self.source = self.rewards[0].source if len(self.rewards) == 1 else ""
+        self.is_paid = any(reward.is_paid for reward in self.rewards)
+        self.is_divided = any(reward.is_divided for reward in self.rewards)
+        self.labels = next((reward.labels for reward in self.rewards if reward.labels is not None), None)
+        if mistakes := _weight_mistakes(self.names, self.weights):
+            raise UserError(mistakes)
         self.right_rule = right_rule(self.names, right)
         self.verdicts = Verdicts(self.right_rule)
         self._deciding = None if self.right_rule.reward is None else self.names.index(self.right_rule.reward)
@@ -50,9 +53,34 @@ class WeightedSum:
     @property
     def right_reason(self) -> str:
         """One sentence for the user: which answers are right."""
-        part = None if self._deciding is None else getattr(self.rewards[self._deciding], "verdicts", None)
-        self.verdicts.has_numbers |= isinstance(part, Verdicts) and part.has_numbers
+        self.verdicts.has_numbers = self.has_numbers
         return self.verdicts.reason
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the reward that decides which answers are right has returned a number so far."""
+        decides = self._deciding is not None and self.rewards[self._deciding].has_numbers
+        return decides or self.verdicts.has_numbers
+
+    @property
+    def sandboxes(self) -> Sequence[str]:
+        """Those of every reward."""
+        return [sandbox for reward in self.rewards for sandbox in reward.sandboxes]
+
+    @property
+    def learning(self) -> Sequence[Reward]:
+        """The rewards that learn between the steps."""
+        return [reward for reward in self.rewards if reward.labels is not None]
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore every reward that learns."""
+        for name, reward in zip(self.names, self.rewards, strict=True):
+            if name in state:
+                reward.load_state(state[name])
+
+    def start(self) -> Sequence[str]:
+        """Start every reward."""
+        return [line for reward in self.rewards for line in reward.start()]
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion by every reward."""
@@ -64,19 +92,28 @@ class WeightedSum:
             self.verdicts.note(by_reward[self._deciding])
         return [self._sum(outputs) for outputs in zip(*by_reward, strict=True)]
 
-    def asking(self, rewards: Sequence[Reward]) -> "WeightedSum":
+    def of(self, rewards: Sequence[Reward]) -> "WeightedSum":
         """Return the same sum of other objects that compute its rewards."""
         other = copy.copy(self)
         other.rewards = tuple(rewards)
         return other
+
+    def after_step(self, step: int, groups: "Sequence[Group]") -> dict[str, float]:
+        """Let every reward that learns do so."""
+        return {name: value for reward in self.learning for name, value in reward.after_step(step, groups).items()}
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rewards that have some, since the last call, such as what a judge has cost."""
         return {
             f"{name}/{key.rpartition('/')[2]}": value  # a sum within this sum has put a name before it
             for name, reward in zip(self.names, self.rewards, strict=True)
-            for key, value in getattr(reward, "metrics", dict)().items()
+            for key, value in reward.metrics().items()
         }
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of every reward that learns, by its name."""
+        named = zip(self.names, self.rewards, strict=True)
+        return {name: reward.state() for name, reward in named if reward.labels is not None}
 
     def close(self) -> None:
         """Close every reward."""
@@ -101,6 +138,11 @@ class WeightedSum:
         return RewardOutput(value=total.value, status=total.status, parts=parts, reason=total.reason, right=right)
 
 
-def _source(reward: Reward) -> str:
-    """Return the name of the file or module that defines the reward, without its folder; empty if it has none."""
-    return getattr(reward, "source", "")
+def _weight_mistakes(names: Sequence[str], weights: Sequence[float]) -> list[str]:
+    if not weights:
+        return ["a combination needs at least one reward"]
+    return [
+        f"the weight of the reward {name} must be a finite number, not {weight!r}"
+        for name, weight in zip(names, weights, strict=True)
+        if to_output(weight, name).status is not Status.ok
+    ]

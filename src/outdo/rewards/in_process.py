@@ -1,17 +1,19 @@
 """Call a reward function in this process."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 
+from outdo.rewards.base import Reward
 from outdo.rewards.failures import output_of_error
 from outdo.rewards.right import verdicts_of_function
 from outdo.rewards.signatures import score_all, wrap_function
-from outdo.rewards.types import Reward, RewardInput, RewardOutput
+from outdo.rewards.types import RewardInput, RewardOutput
 from outdo.utils.errors import UserError
 
 
-class InProcessReward:
+class InProcessReward(Reward):
     """A Python function as a reward, called in this process.
 
     An exception of the function makes its completion failed. Nothing protects this process from a function that hangs,
@@ -32,6 +34,11 @@ class InProcessReward:
         self._function = wrap_function(function, self.name, options=options)
         self.verdicts = verdicts_of_function(self.name)
         self._lock = Lock()
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the function has returned a number so far."""
+        return self.verdicts.has_numbers
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. A batch on which the function raises is repeated one completion at a time."""
@@ -58,14 +65,22 @@ RewardLike = Reward | Callable[..., Any]
 def as_reward(reward: RewardLike) -> Reward:
     """Return a reward as it is, and a plain function as `load_reward` takes it.
 
-    Raises `UserError` for what only `load_reward` takes, whose processes the caller would have to close, and where
-    `InProcessReward` does.
+    Raises `UserError` for what only `load_reward` takes, whose processes the caller would have to close; where
+    `InProcessReward` does; and for an object that takes a list of `RewardInput` and is not a `Reward`.
     """
     if isinstance(reward, str | Mapping | Sequence):
         raise UserError(
             [f"expected a reward or a function, found {reward!r}: outdo.load_reward(...) makes a reward of it"]
         )
-    return cast(Reward, reward) if hasattr(reward, "name") and hasattr(reward, "close") else InProcessReward(reward)
+    if isinstance(reward, Reward):
+        return reward
+    try:
+        return InProcessReward(reward)
+    except UserError as error:
+        if not callable(reward) or "inputs" not in signature(reward).parameters:
+            raise
+        inherit = f"to score a list of RewardInput, {type(reward).__name__} has to inherit from outdo.rewards.Reward"
+        raise UserError([*error.problems, inherit]) from None
 
 
 def metric_name(function: Any) -> str:

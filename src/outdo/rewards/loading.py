@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from outdo.rewards.base import Reward
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.context import RewardContext
 from outdo.rewards.in_process import InProcessReward, metric_name
 from outdo.rewards.limits import DEADLINE, WorkerLimits
 from outdo.rewards.options import reward_mistakes
-from outdo.rewards.types import Reward
 from outdo.rewards.worker import WorkerReward
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra, missing_extra

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from outdo.rewards.base import Reward
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.exact import final_text
 from outdo.rewards.expressions import answer_in_votes, check_expression
 from outdo.rewards.final_answer import reference_text
 from outdo.rewards.last_number import final_number, reference_number
 from outdo.rewards.multiple_choice import final_letter, reference_letter
-from outdo.rewards.types import Reward, RewardInput, Status
+from outdo.rewards.types import RewardInput, Status
 from outdo.utils.extras import load_extra, missing_extra
 
 

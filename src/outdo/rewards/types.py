@@ -142,28 +142,6 @@ class RewardOutput:
             raise ValueError(f"a reward with the status {self.status} cannot have the value {self.value}")
 
 
-class Reward(Protocol):
-    """Scores completions: one output for each, in the same order; a completion that fails raises no exception.
-
-    A reward may have further attributes, which are looked up by their names: `metrics()` returns what it measured since
-    the last call; `is_paid` is true if its calls cost money; `sandbox` describes what runs the programs in completions;
-    `is_divided`, of a reward that is a model, tells whether this process holds only a part of it.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name of the function; it names the part in `RewardOutput.parts`."""
-        ...
-
-    def __call__(self, inputs: Sequence[RewardInput], /) -> list[RewardOutput]:
-        """Score every completion."""
-        ...
-
-    def close(self) -> None:
-        """Release processes and threads. A closed reward is not used again."""
-        ...
-
-
 def output_without_value(status: Status, reason: str, name: str) -> RewardOutput:
     """Return an output without a value; `reason` is shortened to one line of at most 300 characters."""
     return RewardOutput(value=0.0, status=status, parts={name: None}, reason=" ".join(reason[:1000].split())[:300])

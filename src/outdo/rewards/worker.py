@@ -8,6 +8,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
+from outdo.rewards.base import Reward
 from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.options import SignatureKind
 from outdo.rewards.right import verdicts_of_function
@@ -30,7 +31,7 @@ _GRACE = 1.0
 """Seconds by which the worker itself may be late in ending calls that run concurrently."""
 
 
-class WorkerReward:
+class WorkerReward(Reward):
     """The reward `file.py:name` or `package.module:name`, run in worker processes.
 
     Each completion has a call, a deadline and a status of its own; if a call hangs or crashes, only its completion
@@ -63,7 +64,7 @@ class WorkerReward:
     ) -> None:
         limits, options = limits or WorkerLimits(), options or {}
         self.spec = spec
-        self.sandbox = sandbox
+        self._sandbox = sandbox
         self.name, self.source = (name, "") if name else names_of(spec)
         _check_options(options, self.name)
         self.verdicts = verdicts_of_function(self.name)
@@ -84,6 +85,16 @@ class WorkerReward:
             first,
             *(_Worker(spec, self.name, options, limits, self._output) for _ in range(further)),
         ]
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the function has returned a number so far."""
+        return self.verdicts.has_numbers
+
+    @property
+    def sandboxes(self) -> Sequence[str]:
+        """What runs the programs in completions, if the function runs some."""
+        return (self._sandbox,) if self._sandbox else ()
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion.

@@ -319,8 +319,7 @@ def _adapt(run: Run, step: Step, metrics: Mapping[str, float]) -> dict[str, floa
     """Let the reward models and coefficients learn from a step; return their metrics."""
     learnt: dict[str, float] = {}
     with span("reward"):
-        for reward_model in run.online_reward_models:
-            learnt |= reward_model.after_step(step.index, step.groups)
+        learnt |= run.reward.after_step(step.index, step.groups)
     for name, coefficient in run.adaptive.items():
         learnt[f"coefficient/{name}"] = float(coefficient)  # the value used in this step
         coefficient.observe(metrics)

@@ -12,7 +12,7 @@ from outdo.extras.agents.agent import Agent
 from outdo.extras.agents.check import LIMITS, code_of, own_options
 from outdo.extras.episodes.environment import chat_template
 from outdo.models.policy import Policy
-from outdo.rewards.types import Reward
+from outdo.rewards.base import Reward
 from outdo.utils.errors import UserError
 from outdo.utils.imports import resolve
 from outdo.utils.text import counted

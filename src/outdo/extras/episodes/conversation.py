@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerBase
 from outdo.extras.episodes.episode import LateError, Player
 from outdo.models.completion_text import rendered_text
 from outdo.models.prompt_encoding import Message
+from outdo.rewards.base import Reward
 from outdo.rewards.environment import NAME
 from outdo.rewards.failures import output_of_error
 from outdo.rewards.right import Verdicts
 from outdo.rewards.types import (
     FailureCount,
-    Reward,
     RewardOutput,
     Status,
     output_without_value,

@@ -14,7 +14,7 @@ from outdo.extras.episodes.episode import Player
 from outdo.extras.episodes.template import Template
 from outdo.extras.episodes.tools import ToolBox
 from outdo.models.policy import Policy
-from outdo.rewards.types import Reward
+from outdo.rewards.base import Reward
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.imports import resolve
 from outdo.utils.text import counted

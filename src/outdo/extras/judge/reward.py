@@ -10,6 +10,7 @@ from outdo.extras.judge.client import ChatClient, NoVerdictError
 from outdo.extras.judge.limits import JudgeLimits
 from outdo.extras.judge.questions import JudgeQuestion, ask_better, ask_score, ask_scores
 from outdo.extras.judge.replies import FILE
+from outdo.rewards.base import Reward
 from outdo.rewards.context import RewardContext
 from outdo.rewards.options import Compare
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, output_without_value, to_output
@@ -31,7 +32,7 @@ class Price:
     output: float = 0.0
 
 
-class Judge:
+class Judge(Reward):
     """A reward from 0 to 1 by the verdicts of another model; see `judge`.
 
     An answer without a verdict has failed; it never gets 0 for it.

@@ -20,6 +20,7 @@ from outdo.config.engines import RAY_ADDRESS, reward_place_mistakes
 from outdo.config.recipe import Recipe
 from outdo.extras.ray import cluster
 from outdo.extras.ray.cluster import connected, joins
+from outdo.rewards.base import Reward
 from outdo.rewards.combine import WeightedSum
 from outdo.rewards.loading import BUILTIN, load_reward, processes_of
 from outdo.rewards.types import DEADLINE, RewardInput, RewardOutput, Status, output_without_value
@@ -40,9 +41,10 @@ class Loaded(NamedTuple):
 
     node: str  # the name of its machine
     patience: float  # seconds in which a call of the function ends
+    sandboxes: Sequence[str]  # what runs the programs in completions there
 
 
-class RayReward:
+class RayReward(Reward):
     """The reward `spec`, a table with the name and the options, in an actor of Ray.
 
     `limits` are the further arguments of `load_reward`, without `right`. `start` starts the actor, which needs a CPU
@@ -59,6 +61,8 @@ class RayReward:
         self._role = connected.join(f"the reward {self.name}", [{"CPU": self._limits["workers"]}])
         self._actors: list[Any] = []
         self._patience = 0.0
+        self._sandboxes: Sequence[str] = ()
+        self._has_numbers = False
         self._lock = Lock()
         self._closed = False
 
@@ -67,6 +71,16 @@ class RayReward:
         """How many worker processes it has at most: as many CPUs are reserved."""
         return self._limits["workers"]
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the function has returned a number so far."""
+        return self._has_numbers
+
+    @property
+    def sandboxes(self) -> Sequence[str]:
+        """What runs the programs in completions on the machine of the actor, which is known when it has started."""
+        return self._sandboxes
+
     def reserve(self) -> None:
         """Reserve the CPUs of the actor, together with those of the other roles that Ray places.
 
@@ -74,7 +88,7 @@ class RayReward:
         """
         connected.reserve(self._role)
 
-    def start(self) -> str:
+    def start(self) -> Sequence[str]:
         """Start the actor, with the first worker process; return where it is.
 
         Raises:
@@ -84,7 +98,7 @@ class RayReward:
         """
         with self._lock:
             self._repeated(lambda: None)
-        return f"{self.name} in an actor on {self.node} (Ray)"
+        return [f"{self.name} in an actor on {self.node} (Ray)"]
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion.
@@ -143,7 +157,7 @@ class RayReward:
         self._actors = connected.start(self._role, RewardActor)
         arguments = self._spec, os.getcwd(), self._limits
         loaded = self._call("load", arguments, seconds=cluster.START, silence=cluster.START)
-        self.node, self._patience = loaded.node, loaded.patience
+        self.node, self._patience, self._sandboxes = loaded
 
     def _check_open(self) -> None:
         if self._closed:
@@ -151,7 +165,10 @@ class RayReward:
 
     def _score(self, inputs: Sequence[RewardInput], deadline: float) -> list[RewardOutput]:
         left = deadline - monotonic()
-        return self._call("score", (list(inputs), left), seconds=self._patience, until=deadline + GRACE)
+        scored = self._call("score", (list(inputs), left), seconds=self._patience, until=deadline + GRACE)
+        outputs, has_numbers = scored
+        self._has_numbers |= has_numbers
+        return outputs
 
     def _call(self, method: str, arguments: tuple[Any, ...], **limits: float) -> Any:
         """Call a method of the actor; show what the reward has printed, and return the result."""
@@ -198,14 +215,14 @@ class RewardActor:
         (reward,) = total.rewards
         assert isinstance(reward, WorkerReward), "only rewards with worker processes are placed"
         self.reward = reward
-        return Loaded(node, reward.patience)
+        return Loaded(node, reward.patience, reward.sandboxes)
 
-    def score(self, inputs: Sequence[RewardInput], seconds: float) -> list[RewardOutput]:
-        """Score every completion in so many seconds."""
+    def score(self, inputs: Sequence[RewardInput], seconds: float) -> tuple[list[RewardOutput], bool]:
+        """Score every completion in so many seconds; return also whether the reward has returned a number so far."""
         assert self.reward is not None
         token = DEADLINE.set(monotonic() + seconds)
         try:
-            return self.reward(inputs)
+            return self.reward(inputs), self.reward.has_numbers
         finally:
             DEADLINE.reset(token)
 

@@ -37,6 +37,7 @@ from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_continuation, encode_prompt
 from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import BatchSizes, Division, MicroBatched
+from outdo.rewards.base import Reward
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, is_useful, ranking_of, total_loss
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.types.rows import pack_by_tokens
@@ -63,7 +64,7 @@ class FitStep:
 # ----------------------------------------------------------------------------------------------------------- the model
 
 
-class RewardModel(MicroBatched):
+class RewardModel(MicroBatched, Reward):
     """A sequence classifier with one label, as a reward (`outdo.rewards.Reward`) that can be trained.
 
     Its input is the prompt in the chat template of its own tokenizer, if there is one, then the text of the answer and
@@ -106,6 +107,7 @@ class RewardModel(MicroBatched):
         self._pad = _set_pad_token(model, tokenizer)
         self.base = base
         self.division = division
+        self.is_divided = division is not None
         if has_adapter(model):
             check_gradient(model, self._mean_score)
 
@@ -164,19 +166,11 @@ class RewardModel(MicroBatched):
             model.config.get_text_config().pad_token_id = None  # the new head has to read the end token: use another
         return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), **settings)
 
-    @property
-    def is_divided(self) -> bool:
-        """Whether this process holds only a part of the weights, and scores together with the others."""
-        return self.division is not None
-
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. One that cannot be encoded, or is too long for the model, has failed."""
         rows = [self._encode_or_fail(each) for each in inputs]
         scores = iter(self.scores([row for row in rows if not isinstance(row, RewardOutput)]).tolist())
         return [row if isinstance(row, RewardOutput) else to_output(next(scores), self.name) for row in rows]
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def encode(self, prompt: Text, completion: str) -> tuple[int, ...]:
         """Return the token ids of a row. Special tokens in its texts are ordinary text: an answer cannot end itself.

@@ -10,6 +10,7 @@ from outdo.models.inspect_folder import REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.scorer import Division, division_of
+from outdo.rewards.base import Reward
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, comparisons_of, is_useful, ranking_of
 from outdo.rewards.context import RewardContext
 from outdo.rewards.in_process import RewardLike, as_reward
@@ -25,7 +26,7 @@ MAX_FAILED_LABELS = 0.5
 AT_LEAST_ONE = "a whole number, 1 or more"
 
 
-class OnlineRewardModel:
+class OnlineRewardModel(Reward):
     """A reward model that is trained between the steps of a run (DeepSeekMath, the last line of Algorithm 1).
 
     The policy gets its rewards from the model only. `labels`, a reward that the policy never sees, gives the true value
@@ -54,7 +55,10 @@ class OnlineRewardModel:
         seed: int = 0,
     ) -> None:
         self.model = model
-        self.labels = as_reward(labels)
+        self.name = model.name
+        self.is_divided = model.is_divided
+        self.labels: Reward = as_reward(labels)
+        self.is_paid = self.labels.is_paid
         self.every = every
         self.replay = replay
         self.steps = steps
@@ -67,14 +71,13 @@ class OnlineRewardModel:
         self.refreshes = 0
 
     @property
-    def name(self) -> str:
-        """The name of the model."""
-        return self.model.name
+    def sandboxes(self) -> Sequence[str]:
+        """Those of the labels."""
+        return self.labels.sandboxes
 
-    @property
-    def is_divided(self) -> bool:
-        """Whether this process holds only a part of the model; see `RewardModel`."""
-        return self.model.is_divided
+    def start(self) -> Sequence[str]:
+        """Start the labels."""
+        return self.labels.start()
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion by the model as it is now."""
@@ -147,6 +150,10 @@ class OnlineRewardModel:
         ranking = sum((step.ranking for step in steps), Ranking())
         fitted = {"reward_model/fitted": ranking.share} if ranking.pairs else {}
         return counts | fitted | {"reward_model/loss": sum(step.metrics["loss"] for step in steps) / len(steps)}
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the labels."""
+        return self.labels.metrics()
 
     def state(self) -> dict[str, Any]:
         """Return weights, optimiser state, history and counters."""

@@ -28,9 +28,8 @@ from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
 from outdo.models.scorer import BatchSizes, ScoringWorld
 from outdo.rewards import WeightedSum
-from outdo.rewards.capabilities import LearningReward
-from outdo.rewards.once import asked_together, is_divided
-from outdo.rewards.types import Reward
+from outdo.rewards.base import Reward
+from outdo.rewards.first_rank import score_on_first_rank
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
@@ -88,7 +87,6 @@ class Run:
     stop: Stop | None
     reward: WeightedSum
     adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
-    online_reward_models: Sequence[LearningReward]  # reward models that keep learning during the run
     watchers: Sequence[Watcher]  # what watches the steps: the record, trackers ...
     identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
     notes: tuple[str, ...]  # what was chosen for the run, and why
@@ -101,7 +99,7 @@ class Run:
     @property
     def is_divided(self) -> bool:
         """Whether each replica holds only a part of what a checkpoint holds."""
-        return self.models.is_divided or any(map(is_divided, self.online_reward_models))
+        return self.models.is_divided or any(reward.is_divided for reward in self.reward.learning)
 
     @property
     def writers(self) -> World:
@@ -144,7 +142,7 @@ def assemble_run(
     facts = _with_files(facts if facts and model is None else inspect_folder(model or recipe.model), display)
     recipe, hardware_notes = resolve_hardware(with_absolute_paths(recipe), facts, world)
     objective, penalty, stop = objective_of(recipe), penalty_of(recipe), stop_of(recipe)
-    reward, online_reward_models = rewards_of(recipe, folder, world, tried_first=tried_first(questions.train))
+    reward = rewards_of(recipe, folder, world, tried_first=tried_first(questions.train))
     weights = weights_of_parts(reward)
     advantage = advantage_of(recipe, penalty, weights)
     requires = requirements_of(objective, advantage)
@@ -154,8 +152,8 @@ def assemble_run(
     prompts, held_out, left_out = build_prompts(recipe, questions, policy, display)
     engine, first_replica = open_engine_of_run(recipe, policy, world)
     routes, routing_notes = replays_routes(engine, policy.forward)
-    asked = reward if first_replica else asked_together(reward, world)
-    environment, eval_environment = _environments(recipe, policy, asked, online_reward_models)
+    reward = reward if first_replica else score_on_first_rank(reward, world)
+    environment, eval_environment = _environments(recipe, policy, reward)
     sampler = _sampler(recipe, engine, environment, prompts, requires, weights, routes=routes)
     return Run(
         recipe=recipe,
@@ -174,7 +172,6 @@ def assemble_run(
         stop=stop,
         reward=reward,
         adaptive=adaptive_of(objective, penalty),
-        online_reward_models=online_reward_models,
         watchers=watchers,
         identity=identity_of(recipe, questions),
         notes=(
@@ -308,9 +305,7 @@ def _resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, wor
     return recipe.model_copy(update={"train": train}), notes
 
 
-def _environments(
-    recipe: Recipe, policy: Policy, reward: Reward, reward_models: Sequence[LearningReward]
-) -> tuple[Environment, Environment]:
+def _environments(recipe: Recipe, policy: Policy, reward: Reward) -> tuple[Environment, Environment]:
     """Return the environments of the training and of the evaluation.
 
     The rewards score the answers of both. If all of them are learnt, the labels that the first reward model learns from
@@ -320,9 +315,9 @@ def _environments(
     in_prompts["longest_prompt"] = recipe.data.max_prompt_tokens
     open_with = partial(open_environment, recipe.environment, policy, **in_prompts)
     environment = open_with(reward, **recipe.reward_limits.of_steps)
-    if recipe.reward_functions or not reward_models:
+    if recipe.reward_functions or reward.labels is None:
         return environment, environment
-    return environment, open_with(reward_models[0].labels)
+    return environment, open_with(reward.labels)
 
 
 def _sampler(

@@ -12,7 +12,7 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.data.prompts import ToolsOf
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
-from outdo.rewards.types import Reward
+from outdo.rewards.base import Reward
 from outdo.rollouts.environments.base import Environment
 from outdo.rollouts.environments.by_row import ByRow
 from outdo.rollouts.environments.single_turn import SingleTurn

@@ -7,12 +7,12 @@ from outdo.config.fields import WeightedReward
 from outdo.config.names import ENVIRONMENT_REWARD, PLACES
 from outdo.config.recipe import Recipe
 from outdo.rewards import WeightedSum
-from outdo.rewards.capabilities import LearningReward, PlacedReward
+from outdo.rewards.base import Reward
 from outdo.rewards.context import RewardContext
+from outdo.rewards.first_rank import FirstRankReward
 from outdo.rewards.limits import WorkerLimits
 from outdo.rewards.loading import open_reward
-from outdo.rewards.once import RewardOnce, is_divided
-from outdo.rewards.types import Reward, RewardInput
+from outdo.rewards.types import RewardInput
 from outdo.utils.extras import load_extra
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.world import ALONE, World
@@ -25,8 +25,8 @@ def weights_of_parts(reward: WeightedSum) -> dict[str, float]:
 
 def rewards_of(
     recipe: Recipe, folder: Path | None, world: World, *, tried_first: Sequence[RewardInput] = ()
-) -> tuple[WeightedSum, list[LearningReward]]:
-    """Return the weighted sum of the recipe's rewards, reward models last, and those of them that keep learning.
+) -> WeightedSum:
+    """Return the weighted sum of the recipe's rewards, reward models last.
 
     In `folder`, that of the run, a reward keeps what a resumed run needs. For `tried_first` see `WeightedSum`.
     """
@@ -34,13 +34,14 @@ def rewards_of(
     limits = WorkerLimits(**recipe.reward_limits.of_workers)
     context = RewardContext(limits=limits, folder=folder, world=together)
     pieces = sorted(recipe.rewards, key=lambda piece: piece.name == REWARD_MODEL)
-    rewards = [(_opened(recipe, piece, context), piece.weight) for piece in pieces]
-    total = WeightedSum(rewards, right=recipe.eval.right)
+    rewards = [_opened(recipe, piece, context) for piece in pieces]
+    for reward in rewards:
+        if reward.labels is not None and len(world) > 1:
+            reward.labels = FirstRankReward(reward.labels, world)
+    weights = [piece.weight for piece in pieces]
+    total = WeightedSum(list(zip(rewards, weights, strict=True)), right=recipe.eval.right)
     total.tried_first = tried_first
-    learning = [reward for reward in total.rewards if isinstance(reward, LearningReward)]
-    for reward in learning if len(world) > 1 else ():
-        reward.labels = RewardOnce(reward.labels, world)
-    return total, learning
+    return total
 
 
 def _opened(recipe: Recipe, piece: WeightedReward, context: RewardContext) -> Reward:
@@ -53,14 +54,14 @@ def _opened(recipe: Recipe, piece: WeightedReward, context: RewardContext) -> Re
 
 def start_placed(total: WeightedSum, world: World) -> list[str]:
     """Start the rewards that a cluster places, on the first replica; return a line for each."""
-    placed = [reward for reward in total.rewards if isinstance(reward, PlacedReward)]
-    return [f"rewards: {reward.start()}" for reward in placed] if world.first else []
+    return [f"rewards: {line}" for line in total.start()] if world.first else []
 
 
 def whole_notes(recipe: Recipe, reward: WeightedSum, world: World) -> list[str]:
     """Return a line if `cluster.shard` leaves a reward model whole."""
-    models = [each for each in reward.rewards if hasattr(each, "is_divided")]
-    if not recipe.cluster.shard or len(world) == 1 or all(map(is_divided, models)):
+    models = sum(piece.name == REWARD_MODEL for piece in recipe.rewards)
+    divided = sum(part.is_divided for part in reward.rewards)
+    if not recipe.cluster.shard or len(world) == 1 or divided == models:
         return []
     why = "train.max_staleness" if recipe.train.max_staleness else "an adapter or quantised weights"
     return [f"cluster.shard: a reward model with {why} is whole on each replica"]

@@ -10,10 +10,11 @@ from outdo.config.names import ENVIRONMENT_REWARD
 from outdo.config.recipe import Recipe
 from outdo.data.questions import Question
 from outdo.rewards import WeightedSum, load_reward
+from outdo.rewards.base import Reward
 from outdo.rewards.final_answer import written_out
 from outdo.rewards.matchers import matcher_called, matchers_in
 from outdo.rewards.right import UNDEFINED, RightRule, right_rule
-from outdo.rewards.types import Reward, RewardInput, RewardOutput, Status, reward_input
+from outdo.rewards.types import RewardInput, RewardOutput, Status, reward_input
 from outdo.utils.errors import UserError
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.text import counted, one_line
@@ -93,11 +94,11 @@ def try_rewards(recipe: Recipe, questions: Sequence[Question], *, references: in
         errors += _failures(trials, questions)
         warnings = [*_not_preferred(trials)]
         if not errors:
-            tried = questions[: references if answered and not _is_paid(reward) else 0]
+            tried = questions[: references if answered and not reward.is_paid else 0]
             warnings += _try_references(reward, tried, trials, max_tokens=recipe.sampling.max_tokens)
     finally:
         reward.close()
-    notes = [*([] if rule is None else [_right_note(rule, reward)]), *map(_sandbox_note, sandboxes(reward))]
+    notes = [*([] if rule is None else [_right_note(rule, reward)]), *map(_sandbox_note, reward.sandboxes)]
     return RewardTrials(errors=errors, warnings=warnings, trials=trials, notes=notes)
 
 
@@ -115,15 +116,6 @@ def _right_rule(reward: WeightedSum, recipe: Recipe) -> tuple[RightRule | None, 
 
 def _references_are_answers(rules: Sequence[Mapping[str, Any]]) -> bool:
     return all(matcher_called(name).reference_is_answer for name in matchers_in(rules))
-
-
-def _is_paid(reward: WeightedSum) -> bool:
-    return any(getattr(each, "is_paid", False) for each in reward.rewards)
-
-
-def sandboxes(reward: WeightedSum) -> list[str]:
-    """Return what the rewards run the programs of completions in, one line for each that does."""
-    return list(filter(None, (getattr(each, "sandbox", "") for each in reward.rewards)))
 
 
 def _sandbox_note(description: str) -> str:

@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
 from outdo.algorithms.adaptive import Adaptive
-from outdo.rewards.capabilities import LearningReward
+from outdo.rewards.base import Reward
 from outdo.run.assemble.assemble import Run
 from outdo.run.assemble.micro_batch_size import free_memory
 from outdo.run.check.cost import COPY_SHARE
@@ -107,7 +107,7 @@ def check_free_space(folder: RunFolder, run: Run, done: int) -> None:
     """Raise `DiskFullError` if the disk has too little space for the checkpoints after step `done`."""
     models = run.models
     trains_critic = models.critic is not None and models.critic.trains_model
-    trained = 1 + trains_critic + len(run.online_reward_models)  # models saved with two moments each, about
+    trained = 1 + trains_critic + len(run.reward.learning)  # models saved with two moments each, about
     copies = 3 * trained + (models.reference is not None) + run.rollouts.lag  # weights of batches not sampled yet
     weights = models.policy.optimiser.weights  # with an adapter, only its weights are saved
     recipe = run.recipe
@@ -146,7 +146,7 @@ def check_finite(run: Run) -> None:
 
     def check() -> None:
         run.models.policy.check_finite()
-        for trained in (run.models, *run.online_reward_models):
+        for trained in (run.models, *run.reward.learning):
             trained.state()  # checks the critic and the reward models
 
     run.writers.together(check)
@@ -247,6 +247,6 @@ class Copy:
         return restore(run, self._state)
 
 
-def _parts(run: Run) -> dict[str, Adaptive | LearningReward | Watcher]:
-    reward_models = {f"reward_model {number}": model for number, model in enumerate(run.online_reward_models)}
+def _parts(run: Run) -> dict[str, Adaptive | Reward | Watcher]:
+    reward_models = {f"reward_model {number}": reward for number, reward in enumerate(run.reward.learning)}
     return {**run.adaptive, **reward_models, **{each.name: each for each in run.watchers if each.name}}

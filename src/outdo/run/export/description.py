@@ -10,7 +10,6 @@ from outdo.models.device import describe_hardware
 from outdo.models.gguf_header import is_gguf
 from outdo.models.inspect_folder import cached_snapshot
 from outdo.run.assemble.assemble import Run
-from outdo.run.check.reward_trials import sandboxes
 from outdo.run.folder.provenance import describe_environment
 from outdo.run.folder.run_folder import RunFolder
 from outdo.utils.atomic import write_json_atomically, write_text_atomically
@@ -27,7 +26,7 @@ def describe_run(folder: RunFolder, run: Run, step: int, changes: Sequence[str])
         hardware=describe_hardware(recipe.device),
     )
     environment["revisions"] = _revisions(recipe) | dict(run.commits)
-    environment["sandboxes"] = sandboxes(run.reward)
+    environment["sandboxes"] = list(run.reward.sandboxes)
     folder.append_history({"after_step": step, **environment, "changes": list(changes)})
     write_text_atomically(folder.recipe, dump(recipe))
     write_json_atomically(folder.environment, environment)
