@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from outdo.cli import main
 from outdo.cli.commands import COMMANDS
-from outdo.cli.train import run_train
+from outdo.cli.train import TrainOptions, run_train
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.engines import completions_of
@@ -75,7 +75,7 @@ def test_a_run_on_a_terminal_shows_that_it_loads_tokenises_and_evaluates(tmp_pat
     screen = StringIO()
     monkeypatch.chdir(write_home(tmp_path))
     display = Display(Console(file=screen, force_terminal=True, width=200))
-    assert run_train(["recipe.toml", "run=./run", "steps=1"], display) == 0
+    assert run_train(["recipe.toml", "run=./run", "steps=1"], display, TrainOptions()) == 0
     said = screen.getvalue()
     for what in ("loading", "tokenising training questions", "tokenising held-out questions", "evaluating, greedy"):
         assert what in said

@@ -12,7 +12,7 @@ from rich.console import Console
 from run_cases import write_home, write_rows
 
 from outdo.cli import main
-from outdo.cli.train import run_train
+from outdo.cli.train import TrainOptions, run_train
 from outdo.run.display import Display
 from outdo.run.step_line import MEANINGS
 from outdo.utils.errors import UserError
@@ -57,7 +57,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(*settings: str, verbose: bool = False, **how: bool) -> list[str]:
     console = Console(file=(screen := io.StringIO()), width=80)
-    assert run_train(["recipe.toml", *settings], Display(console, live=False, verbose=verbose), **how) == 0
+    display = Display(console, live=False, verbose=verbose)
+    assert run_train(["recipe.toml", *settings], display, TrainOptions(**how)) == 0
     return screen.getvalue().splitlines()
 
 

@@ -4,18 +4,19 @@ from outdo.algorithms.advantages.base import Advantage
 from outdo.algorithms.advantages.signal import cannot_be_asked, groups_with_signal
 from outdo.config.fields import Shard
 from outdo.config.recipe import Recipe
-from outdo.models.inspect_folder import ModelFacts
 from outdo.run.assemble.assemble import assemble_run
 from outdo.run.assemble.method import advantage_of_rewards
 from outdo.run.assemble.rewards import weights_of_parts
+from outdo.run.check.preflight import Report
 from outdo.run.display import Display
 from outdo.types import Group, Sampled
 from outdo.utils.text import counted, excerpt
 
 
-def run_dry(recipe: Recipe, display: Display, *, facts: ModelFacts | None) -> int:
-    """Build the run of a recipe in one process, and show the answers to its first question; nothing is written."""
-    run = assemble_run(in_one_process(recipe), facts=facts, display=display)
+def run_dry(report: Report, display: Display) -> int:
+    """Build the run of a checked recipe in one process, and show the answers to its first question; write nothing."""
+    recipe = report.recipe
+    run = assemble_run(in_one_process(recipe), facts=report.facts, questions=report.questions, display=display)
     try:
         for note in run.notes:
             display.note(note)

@@ -16,11 +16,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outdo.config.recipe import Recipe
 from outdo.loop import train
-from outdo.models.inspect_folder import ModelFacts
 from outdo.models.limits import MISMATCH
 from outdo.run.assemble.assemble import Run, assemble_run
+from outdo.run.check.preflight import Report
 from outdo.run.checkpoints.checkpoints import Checkpoints
 from outdo.run.checkpoints.save_times import save_after_error
 from outdo.run.checkpoints.state import Progress, check_free_space
@@ -41,28 +40,28 @@ from outdo.utils.timing import BETWEEN, Clock, span
 from outdo.utils.world import ALONE, FOLDER, World
 
 
-def start(
-    recipe: Recipe,
-    folder: Path,
-    display: Display,
-    *,
-    facts: ModelFacts | None = None,
-    profile: bool = False,
-    world: World = ALONE,
-) -> int:
-    """Train from the first step; return the exit status.
+def start(report: Report, folder: Path, display: Display, *, profile: bool = False, world: World = ALONE) -> int:
+    """Train by a recipe that was checked, from the first step; return the exit status.
 
     Raises `UserError` if `folder` holds a run already, or a file that a run writes.
 
-    `facts` describes the recipe's model if its folder has been inspected. `profile` traces two of the steps and prints
-    where the time of all of them went. All processes of a `world` have to call it.
+    `profile` traces two of the steps and prints where the time of all of them went. All processes of a `world` have to
+    call it.
     """
     if world.first and (problem := why_taken(folder)):
         raise UserError([problem])
-    with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as run_folder:
-        watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
-        run = assemble_run(recipe, facts=facts, folder=own, display=display, watchers=watchers, world=world)
-        return run_to_end(run_folder, run, Progress(), display, until)
+    with own_folder(folder, world) as own, ExitStack() as cleanup, RunFolder(own) as run_folder:
+        watchers = open_watchers(report.recipe, own, display, world, profile=profile, cleanup=cleanup)
+        run = assemble_run(
+            report.recipe,
+            facts=report.facts,
+            questions=report.questions,
+            folder=own,
+            display=display,
+            watchers=watchers,
+            world=world,
+        )
+        return run_to_end(run_folder, run, Progress(), display, cleanup)
 
 
 @contextmanager
@@ -80,14 +79,14 @@ def run_to_end(
     run: Run,
     progress: Progress,
     display: Display,
-    until: ExitStack,
+    cleanup: ExitStack,
     *,
     changes: Sequence[str] = (),
 ) -> int:
     """Run the loop until its last step, a signal or an error; return the exit status.
 
-    `until` closes what watches the run, when its folder is no longer locked. `changes` are the differences from the run
-    that was saved, for the history of the run folder.
+    `cleanup` closes what watches the run, when its folder is no longer locked. `changes` are the differences from the
+    run that was saved, for the history of the run folder.
     """
     folder.forget_failure()
     if done := completion(run.recipe, progress, folder.path):
@@ -103,7 +102,7 @@ def run_to_end(
         progress.version = run.models.version
         status = _run_steps(folder, run, progress, display)
     for watcher in run.watchers if status == 0 else ():
-        until.callback(watcher.complete)
+        cleanup.callback(watcher.complete)
     return status
 
 

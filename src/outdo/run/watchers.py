@@ -84,9 +84,9 @@ class Watcher:
 
 
 def open_watchers(
-    recipe: Recipe, folder: Path, display: Display, world: World, *, profile: bool, until: ExitStack
+    recipe: Recipe, folder: Path, display: Display, world: World, *, profile: bool, cleanup: ExitStack
 ) -> list[Watcher]:
-    """Open what watches a run in `folder`, before a model is loaded; `until` closes it.
+    """Open what watches a run in `folder`, before a model is loaded; `cleanup` closes it.
 
     Without `profile` no profiler is opened. What nobody has asked for is left out, with a note, where an extra that it
     needs was deleted.
@@ -105,5 +105,5 @@ def open_watchers(
                 raise
             display.say(f"{error}; the run goes without it")
         else:
-            watchers.append(until.enter_context(open_watcher(recipe, folder, display, world)))
+            watchers.append(cleanup.enter_context(open_watcher(recipe, folder, display, world)))
     return watchers

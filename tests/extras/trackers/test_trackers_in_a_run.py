@@ -9,7 +9,7 @@ import pytest
 import wandb_file
 from run_cases import Command, metrics, outdo_, timeless, together, wait_until, weights
 
-from outdo.cli.train import run_train
+from outdo.cli.train import TrainOptions, run_train
 from outdo.config.recipe import Piece
 from outdo.extras.trackers.base import dashboard_names
 from outdo.extras.trackers.check import tracker_mistakes
@@ -217,11 +217,11 @@ def test_a_missing_client_is_named_before_a_model_loads(tracked_home, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     sentence = r'track: wandb needs its client: pip install "outdo\[wandb\]"'
     with pytest.raises(UserError, match=sentence):
-        run_train(["recipe.toml", "run=./run", "track=wandb"], Display())
+        run_train(["recipe.toml", "run=./run", "track=wandb"], Display(), TrainOptions())
     run = tracked_home / "run"
     run.mkdir()
     (run / "recipe.toml").write_text((tracked_home / "recipe.toml").read_text())
     (run / "history.jsonl").touch()
     with pytest.raises(UserError, match=sentence):
-        resume(run, ["track=wandb"], Display())
+        resume(run, ["track=wandb"], Display(), TrainOptions())
     assert {path.name for path in run.iterdir()} == {"history.jsonl", "lock", "recipe.toml"}

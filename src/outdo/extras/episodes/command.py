@@ -44,7 +44,7 @@ def command(
         display.say(line)
     one_episode = recipe.train.model_copy(update={"group_size": 1})
     recipe = in_one_process(recipe.model_copy(update={"train": one_episode}))
-    run = assemble_run(recipe, facts=report.facts, display=display)
+    run = assemble_run(recipe, facts=report.facts, questions=report.questions, display=display)
     try:
         policy, prompts = run.models.policy, run.prompts.take(question)[-1:]
         with display.working("playing one episode"):

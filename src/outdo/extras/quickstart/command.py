@@ -19,7 +19,7 @@ import typer
 from outdo.cli.arguments import Engine, Verbose
 from outdo.cli.output import program
 from outdo.cli.recipe import probe_machine, prompt_renderer, recipe_of
-from outdo.cli.train import run_train
+from outdo.cli.train import TrainOptions, run_train
 from outdo.config.engines import is_remote
 from outdo.config.messages import to_toml
 from outdo.config.names import REPLICAS
@@ -103,7 +103,7 @@ def command(
         with display.working(f"making a model folder of {model.name}, once"):
             converted(model)
     display.say(f"training by {recipe}, as `outdo train {shlex.join(arguments)}` does")
-    status = run_train(arguments, display)
+    status = run_train(arguments, display, TrainOptions())
     if status == 0:
         recorded = recorded_runs(name) if _as_shipped(chosen, home, overrides, sampler) else None
         conclude(run, model, data["held_out"], display, recorded=recorded)

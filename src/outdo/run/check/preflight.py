@@ -87,6 +87,7 @@ class Report:
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by purpose
     alternatives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # the memory of full, LoRA and QLoRA
     facts: ModelFacts | None = None  # of the recipe's model, if its folder is sound
+    questions: Questions | None = None  # of the recipe's data, if its files are sound
 
 
 def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None = None, references: int = 0) -> Report:
@@ -150,6 +151,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
         memory=found.memory,
         alternatives=found.alternatives,
         facts=facts,
+        questions=questions,
     )
 
 

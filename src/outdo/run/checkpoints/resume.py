@@ -45,9 +45,9 @@ def resume(
     if problem := why_no_run(folder):
         raise UserError([problem])
     recipe = load_saved(folder, overrides)
-    with own_folder(folder, world) as own, ExitStack() as until, RunFolder(own) as locked:
+    with own_folder(folder, world) as own, ExitStack() as cleanup, RunFolder(own) as locked:
         newest, state, questions, changes = _found(recipe, folder, locked, display, changed=changed)
-        watchers = open_watchers(recipe, own, display, world, profile=profile, until=until)
+        watchers = open_watchers(recipe, own, display, world, profile=profile, cleanup=cleanup)
         run = assemble_run(
             recipe,
             model=newest.path if newest else None,
@@ -61,7 +61,7 @@ def resume(
         display.say(f"resumed after step {progress.step} of {recipe.steps}")
         for line in _rewind(locked, run, progress):
             display.say(line)
-        return run_to_end(locked, run, progress, display, until, changes=changes)
+        return run_to_end(locked, run, progress, display, cleanup, changes=changes)
 
 
 def resume_by(recipe: Recipe, folder: Path, display: Display, *, profile: bool, world: World) -> int:
