@@ -67,10 +67,10 @@ def run_with(policy: Policy) -> SimpleNamespace:
     return SimpleNamespace(
         models=Models(policy),
         recipe=SimpleNamespace(checkpoint=SimpleNamespace(keep=2)),
-        adaptive={},
+        method=SimpleNamespace(adaptive={}),
         reward=SimpleNamespace(learning=[]),
         watchers=[],
-        ahead=SimpleNamespace(state=lambda after: {}),
+        sampling=SimpleNamespace(rollouts=SimpleNamespace(state=lambda after: {})),
         identity={},
     )
 

@@ -33,18 +33,19 @@ SETTINGS = ["threads=1", "sampling.max_tokens=48", "optim.lr=2e-4", "steps=1000"
 def steps(recipe: Recipe, folder: Path) -> Iterator[tuple[float, float]]:
     """Yield the seconds of each step with its record, and those of the record alone."""
     run = assemble_run(recipe)
-    recorder = recorder_of(run.recipe, run.models.policy, run.advantage, run.objective, run.prompts)
+    recorder = recorder_of(run.recipe, run.models.policy, run.method.advantage, run.method.objective, run.data.prompts)
     before = 0.0  # seconds of the part before the update
 
     def sample(policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sequence[Group] | Sampled:
         nonlocal before
-        sampled = run.sampler(policy, questions, step=step)
+        sampled = run.sampling.sampler(policy, questions, step=step)
         began = time.perf_counter()
         recorder.before(step, Sampled.of(sampled).groups)
         before = time.perf_counter() - began
         return sampled
 
-    loop = train(run.models, in_turn(run.models.policy, run.prompts, sample), run.advantage, run.objective)
+    rollouts = in_turn(run.models.policy, run.data.prompts, sample)
+    loop = train(run.models, rollouts, run.method.advantage, run.method.objective)
     while True:
         began = time.perf_counter()
         step = next(loop)

@@ -61,7 +61,7 @@ def test_what_is_trained_is_what_was_sampled_token_by_token(chat_model, gsm8k):
     """Prompts were tokenised once and answers never: the ids of the batch are those that the engine handed out."""
     run = assemble_run(load(None, [*settings(chat_model, gsm8k), "data.limit=20"]))
     asked, answered = [], []
-    generate = run.engine.generate
+    generate = run.sampling.engine.generate
 
     def listening(requests, sampling):
         completions = generate(requests, sampling)
@@ -69,9 +69,9 @@ def test_what_is_trained_is_what_was_sampled_token_by_token(chat_model, gsm8k):
         answered.extend(completions)
         return completions
 
-    run.engine.generate = listening
-    questions = next(iter(run.prompts))
-    groups = run.sampler(run.models.policy, questions, step=1)
+    run.sampling.engine.generate = listening
+    questions = next(iter(run.data.prompts))
+    groups = run.sampling.sampler(run.models.policy, questions, step=1)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert [rollout.token_ids for rollout in rollouts] == [completion.token_ids for completion in answered]
 

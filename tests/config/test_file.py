@@ -12,7 +12,7 @@ from outdo.config.fields import Piece, WeightedReward
 from outdo.config.file import commented, dump, load
 from outdo.config.recipe import Recipe
 from outdo.config.settings import leaves, settings
-from outdo.run.assemble.assemble import sampling_params
+from outdo.run.assemble.sampling import sampling_params
 from outdo.utils.errors import UserError
 
 NEEDED = ["model=m", "data.path=x.jsonl"]

@@ -102,7 +102,7 @@ def test_programs_are_not_tried_on_their_tests_and_the_sandbox_is_named(tmp_path
     assert result.notes[1].startswith("the reward code runs programs in ")
     folder = RunFolder(tmp_path)
     reward = load_reward([spec for spec, _ in recipe.reward_functions])
-    describe_run(folder, SimpleNamespace(recipe=recipe, commits={}, reward=reward), 0, [])  # type: ignore[arg-type]
+    describe_run(folder, SimpleNamespace(recipe=recipe, data=SimpleNamespace(commits={}), reward=reward), 0, [])  # type: ignore[arg-type]
     (sandbox,) = json.loads(folder.environment.read_text())["sandboxes"]
     assert result.notes[1].endswith(sandbox)
     reward.close()

@@ -339,10 +339,11 @@ def checkpoints_of(models: Models, replicas: Replicas, folder: Path) -> Checkpoi
 def run_of(models: Models, replicas: Replicas, checkpoints: Path) -> tuple[Any, Any]:
     """What saving needs of a run and its folder."""
     recipe = SimpleNamespace(checkpoint=SimpleNamespace(keep=9))
-    parts = {"adaptive": {}, "reward": SimpleNamespace(learning=[]), "watchers": []}
+    parts = {"method": SimpleNamespace(adaptive={}), "reward": SimpleNamespace(learning=[]), "watchers": []}
     ahead = SimpleNamespace(state=lambda after: {})
     world = {"world": replicas, "writers": replicas, "is_divided": True}
-    run = SimpleNamespace(models=models, recipe=recipe, **parts, rollouts=ahead, identity={}, **world)
+    sampling = SimpleNamespace(rollouts=ahead)
+    run = SimpleNamespace(models=models, recipe=recipe, **parts, sampling=sampling, identity={}, **world)
     folder = SimpleNamespace(checkpoints=checkpoints if replicas.first else Path("unused"))
     return run, folder
 

@@ -30,7 +30,7 @@ from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.run.assemble.assemble import Run
+from outdo.run.assemble.sampling import RunSampling
 from outdo.types import Batch, Group, Prompt
 from outdo.utils.errors import WorkerError
 from outdo.utils.sharded_tensors import is_sharded, own_part, whole
@@ -217,10 +217,9 @@ def errors_of_two_kinds(replicas: Replicas) -> None:
 
 def closed_runs(replicas: Replicas) -> None:
     """A run that is closed leaves its replicas together."""
-    policy = shared(fresh(), replicas)
+    shared(fresh(), replicas)
     nothing = SimpleNamespace(close=lambda: None, stop=lambda: None, join=lambda: None)
-    models = SimpleNamespace(policy=policy)
-    Run.close(SimpleNamespace(engine=nothing, reward=nothing, rollouts=nothing, models=models))  # type: ignore[arg-type]
+    RunSampling.close(SimpleNamespace(engine=nothing, reward=nothing, rollouts=nothing))  # type: ignore[arg-type]
     assert replicas.together(lambda: replicas.rank) == [0, 1]
 
 

@@ -23,7 +23,7 @@ def run_dry(report: Report, display: Display) -> int:
         for warning in run.warnings:
             display.warn(warning)
         with display.working("sampling one group"):
-            sampled = Sampled.of(run.sampler(run.models.policy, run.prompts.take(1), step=1))
+            sampled = Sampled.of(run.sampling.sampler(run.models.policy, run.data.prompts.take(1), step=1))
         advantage = advantage_of_rewards(recipe, weights_of_parts(run.reward))
         for group in sampled.groups:
             _show(group, display)

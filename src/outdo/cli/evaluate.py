@@ -38,7 +38,7 @@ from outdo.models.device import make_deterministic, set_threads
 from outdo.models.policy import Policy
 from outdo.rewards import WeightedSum, load_reward, reward_input
 from outdo.rewards.matchers import majorities, reference_checks
-from outdo.run.assemble.assemble import held_out_questions
+from outdo.run.assemble.data import held_out_questions
 from outdo.run.assemble.engines import completions_of, named_engine, open_engine
 from outdo.run.assemble.environment import open_environment
 from outdo.run.check.reward_trials import tried_first

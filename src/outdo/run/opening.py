@@ -32,7 +32,7 @@ def opening(run: Run, folder: Path) -> str:
             f"a {recipe.train.adapter.name} adapter" if recipe.train.adapter else f"the adapter {_shown(recipe.model)}"
         )
         trained = f"{adapter} ({weights}) of {_shown(policy.base.name)}"
-    questions = counted(len(run.prompts.prompts), "question")
+    questions = counted(len(run.data.prompts.prompts), "question")
     step = f"{counted(recipe.train.prompts, 'question')} with {counted(recipe.train.group_size, 'answer')} each"
     processes = f", in {len(run.world)} processes" if len(run.world) > 1 else ""
     return (

@@ -168,10 +168,10 @@ class _Training:
         steps = train(
             run.models,
             self.rollouts(),
-            run.advantage,
-            run.objective,
+            run.method.advantage,
+            run.method.objective,
             passes=recipe.train.passes,
-            stop=run.stop,
+            stop=run.method.stop,
         )
         forward = run.models.policy.forward  # in bfloat16, sampler and trainer always may differ
         explained = forward.tolerance(MISMATCH) if forward.precision_name == "float32" else math.inf
@@ -194,7 +194,7 @@ class _Training:
 
     def rollouts(self) -> Iterator[tuple[int, Sampled]]:
         """Yield the scored groups of each step; before it changes weights, copy the last finished step."""
-        for step, sampled in self.run.rollouts:
+        for step, sampled in self.run.sampling.rollouts:
             for watcher in self.run.watchers:
                 watcher.before(step, sampled.groups)
             self.checkpoints.copy_finished(self.progress)
@@ -256,7 +256,7 @@ class _Training:
 
     def save_finished(self) -> str:
         """Save the last finished step that can be saved; return a line about it for the user, or an empty one."""
-        self.run.rollouts.stop()  # what it holds is saved
+        self.run.sampling.rollouts.stop()  # what it holds is saved
         self.progress, line = self.checkpoints.save_finished(self.progress)
         return line
 
@@ -279,7 +279,7 @@ class _Training:
         """
         if not self.signals:
             with span("save"), self.signals.interrupting():
-                self.run.rollouts.wait()
+                self.run.sampling.rollouts.wait()
 
     def is_last(self) -> bool:
         """Return whether no step comes after the last finished one. Replicas go by the signals of the first one."""
@@ -299,8 +299,8 @@ class _Training:
 
 
 def _metrics(run: Run, step: Step, clock: Clock) -> dict[str, float]:
-    metrics = step_metrics(step) | correction_metrics(step, run.objective)
-    metrics |= run.engine.metrics() | run.reward.metrics() | run.world.metrics()
+    metrics = step_metrics(step) | correction_metrics(step, run.method.objective)
+    metrics |= run.sampling.engine.metrics() | run.reward.metrics() | run.world.metrics()
     spans = clock.lap()  # since the metrics of the step before, so that the save after it is included
     seconds = sum(time for name, time in spans.items() if name not in BETWEEN)  # of the step alone
     times = {f"time/{name}": time for name, time in spans.items()}
@@ -319,7 +319,7 @@ def _adapt(run: Run, step: Step, metrics: Mapping[str, float]) -> dict[str, floa
     learnt: dict[str, float] = {}
     with span("reward"):
         learnt |= run.reward.after_step(step.index, step.groups)
-    for name, coefficient in run.adaptive.items():
+    for name, coefficient in run.method.adaptive.items():
         learnt[f"coefficient/{name}"] = float(coefficient)  # the value used in this step
         coefficient.observe(metrics)
     return learnt
@@ -361,5 +361,5 @@ def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:
         "after": after,
         "best": progress.best,
         "ended_early": bool(early_end(run.recipe, progress)),
-        "questions": run.rollouts.ledger(after=progress.step),
+        "questions": run.sampling.rollouts.ledger(after=progress.step),
     }

@@ -46,9 +46,9 @@ def command(
     recipe = in_one_process(recipe.model_copy(update={"train": one_episode}))
     run = assemble_run(recipe, facts=report.facts, questions=report.questions, display=display)
     try:
-        policy, prompts = run.models.policy, run.prompts.take(question)[-1:]
+        policy, prompts = run.models.policy, run.data.prompts.take(question)[-1:]
         with display.working("playing one episode"):
-            (group,) = Sampled.of(run.sampler(policy, prompts, step=1)).groups
+            (group,) = Sampled.of(run.sampling.sampler(policy, prompts, step=1)).groups
     finally:
         run.close()
     prompt, text = group.prompt, TokenTexts(policy.tokenizer)

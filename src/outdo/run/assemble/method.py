@@ -7,7 +7,7 @@ A function with positional parameters is the piece itself, and the recipe's opti
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
@@ -30,6 +30,7 @@ from outdo.algorithms.advantages.signal import cannot_be_asked
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import product, truncate
+from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.adapters import with_names_of_peft
 from outdo.config.methods import LIBRARY_OPTIONS
 from outdo.config.names import (
@@ -225,6 +226,30 @@ def optimiser_of(recipe: Recipe) -> OptimiserSettings:
         total=total,
         algorithm=algorithm,
         clip_norm=optim.clip_norm,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """The method of a run."""
+
+    advantage: Advantage
+    objective: Objective
+    stop: Stop | None
+    requires: Requires  # of advantage and objective together
+    adaptive: Mapping[str, Adaptive]  # coefficients that follow a target, by the name of their metric
+
+
+def method_of(recipe: Recipe, weights: Mapping[str, float]) -> Method:
+    """Build the method of a recipe; `weights` are those of the parts of its reward."""
+    objective, penalty = objective_of(recipe), penalty_of(recipe)
+    advantage = advantage_of(recipe, penalty, weights)
+    return Method(
+        advantage=advantage,
+        objective=objective,
+        stop=stop_of(recipe),
+        requires=requirements_of(objective, advantage),
+        adaptive=adaptive_of(objective, penalty),
     )
 
 

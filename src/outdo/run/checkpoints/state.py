@@ -97,7 +97,7 @@ def state_of(run: Run, progress: Progress) -> dict[str, Any]:
     return {
         "models": run.models.state(),
         "parts": {name: part.state() for name, part in _parts(run).items()},
-        "sampling": run.rollouts.state(after=progress.step),
+        "sampling": run.sampling.rollouts.state(after=progress.step),
         "progress": asdict(progress),
         "identity": dict(run.identity),
     }
@@ -108,7 +108,8 @@ def check_free_space(folder: RunFolder, run: Run, done: int) -> None:
     models = run.models
     trains_critic = models.critic is not None and models.critic.trains_model
     trained = 1 + trains_critic + len(run.reward.learning)  # models saved with two moments each, about
-    copies = 3 * trained + (models.reference is not None) + run.rollouts.lag  # weights of batches not sampled yet
+    ahead = run.sampling.rollouts.lag  # weights of batches that are not sampled yet
+    copies = 3 * trained + (models.reference is not None) + ahead
     weights = models.policy.optimiser.weights  # with an adapter, only its weights are saved
     recipe = run.recipe
     needed = free_space.needed(weights, copies=copies, keep=recipe.checkpoint.keep, steps=recipe.steps - done)
@@ -180,7 +181,7 @@ def restore(run: Run, state: Mapping[str, Any]) -> Progress:
         if isinstance(part, Watcher) and name not in state["parts"]:
             continue  # it did not watch when this was saved
         part.load_state(state["parts"][name])
-    run.rollouts.load_state(state["sampling"])
+    run.sampling.rollouts.load_state(state["sampling"])
     return Progress(**state["progress"])
 
 
@@ -249,4 +250,4 @@ class Copy:
 
 def _parts(run: Run) -> dict[str, Adaptive | Reward | Watcher]:
     reward_models = {f"reward_model {number}": reward for number, reward in enumerate(run.reward.learning)}
-    return {**run.adaptive, **reward_models, **{each.name: each for each in run.watchers if each.name}}
+    return {**run.method.adaptive, **reward_models, **{each.name: each for each in run.watchers if each.name}}

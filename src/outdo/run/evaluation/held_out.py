@@ -8,8 +8,9 @@ from typing import Any
 
 from outdo.config.recipe import Recipe
 from outdo.rollouts.engines.base import PolicyView
-from outdo.run.assemble.assemble import Run, sampling_params
+from outdo.run.assemble.assemble import Run
 from outdo.run.assemble.engines import completions_of
+from outdo.run.assemble.sampling import sampling_params
 from outdo.run.checkpoints.state import Progress
 from outdo.run.display import Display
 from outdo.run.evaluation import held_out_completions
@@ -31,10 +32,10 @@ def evaluate_run(run: Run, folder: Path, step: int, display: Display) -> dict[st
 
     Raises `UserError` before the first step if `eval.best` names a number that it does not have.
     """
-    if not run.held_out:
+    if not run.data.held_out:
         return {}
     with span("evaluate"):
-        numbers, completions, groups = run.rollouts.with_engine(partial(_evaluate, run, step, display))
+        numbers, completions, groups = run.sampling.rollouts.with_engine(partial(_evaluate, run, step, display))
         for watcher in run.watchers:
             numbers |= watcher.evaluated(step, groups)
     best = run.recipe.eval.best.name
@@ -50,9 +51,10 @@ def _evaluate(
     run: Run, step: int, display: Display, policy: PolicyView
 ) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Sequence[Group]]]:
     """Return the numbers of an evaluation, its answers as they are written, and the groups of each kind."""
-    run.engine.update_weights(policy)
-    settings, sets = run.recipe.eval, run.held_out_sets
-    numbers, completions = {"questions": float(len(run.held_out))}, list[dict[str, Any]]()
+    engine, environment = run.sampling.engine, run.sampling.eval_environment
+    engine.update_weights(policy)
+    settings, sets = run.recipe.eval, run.data.held_out_sets
+    numbers, completions = {"questions": float(len(run.data.held_out))}, list[dict[str, Any]]()
     groups: dict[str, Sequence[Group]] = {}
     kinds: dict[str, tuple[float, int]] = {}  # temperature and answers per question
     if settings.greedy:
@@ -60,10 +62,10 @@ def _evaluate(
     if settings.samples:
         kinds["sampled"] = (1.0, settings.samples)
     for name, (temperature, k) in kinds.items():
-        sampling = sampling_params(run.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
-        watched = display.working(f"evaluating, {name}", completions_of(run.engine))
+        params = sampling_params(run.recipe, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
+        watched = display.working(f"evaluating, {name}", completions_of(engine))
         with watched, Clock():  # an own clock: sampling and scoring here belong to no step
-            evaluation = evaluate(run.engine, run.eval_environment, run.held_out, sampling, k=k, step=step)
+            evaluation = evaluate(engine, environment, run.data.held_out, params, k=k, step=step)
         numbers |= evaluation.metrics(name, defined=run.reward.gives_verdicts)
         groups[name] = evaluation.groups
         for each, part in _by_set(evaluation, sets).items():
@@ -93,7 +95,7 @@ def evaluate_after(run: Run, folder: Path, progress: Progress, step: int, displa
 
 def evaluation_is_due(run: Run, step: int) -> bool:
     """Return whether the policy is evaluated after `step`: in its turn, and after the last step."""
-    return bool(run.held_out) and (step == run.recipe.steps or is_due(step, run.recipe.eval.every))
+    return bool(run.data.held_out) and (step == run.recipe.steps or is_due(step, run.recipe.eval.every))
 
 
 def early_end(recipe: Recipe, progress: Progress) -> str:

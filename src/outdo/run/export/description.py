@@ -25,7 +25,7 @@ def describe_run(folder: RunFolder, run: Run, step: int, changes: Sequence[str])
         device=recipe.device,
         hardware=describe_hardware(recipe.device),
     )
-    environment["revisions"] = _revisions(recipe) | dict(run.commits)
+    environment["revisions"] = _revisions(recipe) | dict(run.data.commits)
     environment["sandboxes"] = list(run.reward.sandboxes)
     folder.append_history({"after_step": step, **environment, "changes": list(changes)})
     write_text_atomically(folder.recipe, dump(recipe))

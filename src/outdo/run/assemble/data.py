@@ -1,7 +1,9 @@
-"""The prompts of a run, from its questions: tokenised, and in batches."""
+"""The data of a run: its questions, tokenised and in batches."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from outdo.config.recipe import Recipe
@@ -9,7 +11,7 @@ from outdo.data.batches import in_batches
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question
 from outdo.data.sequences import Joined
-from outdo.data.splits import Questions
+from outdo.data.splits import Questions, load_questions
 from outdo.data.streamed_prompts import stream_prompts
 from outdo.data.streaming import StreamedQuestions
 from outdo.models.chat_options import keep_date
@@ -17,6 +19,7 @@ from outdo.models.policy import Policy
 from outdo.models.template_header import DATE, now
 from outdo.run.assemble.environment import tools_of
 from outdo.run.display import Display
+from outdo.run.folder.provenance import saved_revisions
 from outdo.types import Prompt
 from outdo.utils.text import counted
 from outdo.utils.world import World
@@ -34,10 +37,19 @@ def with_date_of_template(recipe: Recipe, policy: Policy, world: World) -> Recip
     return recipe.model_copy(update={"data": dated})
 
 
-def build_prompts(
-    recipe: Recipe, questions: Questions, policy: Policy, display: Display
-) -> tuple[Prompts[Prompt], Sequence[Prompt], list[str]]:
-    """Tokenise the questions; return those to train on, those held out, and warnings of those that are too long."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPrompts:
+    """The prompts of a run."""
+
+    prompts: Prompts[Prompt]  # to train on
+    held_out: Sequence[Prompt]
+    held_out_sets: Mapping[str, str]  # the name of the set of each of them by its id; empty if sets have no names
+    commits: Mapping[str, str]  # of the data sets from the Hub
+    warnings: Sequence[str]  # which questions are left out because they are too long
+
+
+def tokenise_questions(recipe: Recipe, questions: Questions, policy: Policy, display: Display) -> RunPrompts:
+    """Tokenise the questions of a run."""
     data, warnings, tools = recipe.data, [], tools_of(recipe.environment)
     longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
 
@@ -66,7 +78,22 @@ def build_prompts(
     train = tokenised("training", questions.train)
     held_out = tokenised("held-out", questions.evaluated(recipe.eval.rows))
     how = {"per_step": recipe.train.prompts, "seed": recipe.seed, "shuffle": data.shuffle}
-    return in_batches(train, questions, **how), held_out, warnings
+    return RunPrompts(
+        prompts=in_batches(train, questions, **how),
+        held_out=held_out,
+        held_out_sets=questions.sets,
+        commits=questions.commits,
+        warnings=warnings,
+    )
+
+
+def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Question]]:
+    """Return the questions that the run in `folder` is evaluated on by the name of their set; None if it has none."""
+    questions = load_questions(recipe, saved_revisions(folder))
+    found: dict[str | None, list[Question]] = {}
+    for question in questions.evaluated(recipe.eval.rows):
+        found.setdefault(questions.sets.get(question.id), []).append(question)
+    return found
 
 
 def _track(display: Display, kind: str, questions: Sequence[Question]) -> Iterable[Question]:

@@ -1,0 +1,90 @@
+"""Load the models of a run: the policy, and the reference and the critic that its method requires."""
+
+from functools import partial
+from typing import cast
+
+from outdo.algorithms.requirements import Requires
+from outdo.config.attention import sequence_replicas
+from outdo.config.recipe import Recipe
+from outdo.models.attention.choice import AttentionSetting
+from outdo.models.bundle import Models
+from outdo.models.chat_options import set_chat_options
+from outdo.models.inspect_folder import ModelFacts
+from outdo.models.policy import Policy
+from outdo.models.reference import load_reference
+from outdo.models.scorer import BatchSizes, ScoringWorld
+from outdo.run.assemble import micro_batch_size
+from outdo.run.assemble.data import with_date_of_template
+from outdo.run.assemble.hardware import gradients_of, resolve_weights
+from outdo.run.assemble.method import Method, adapter_of, critic_of, optimiser_of
+from outdo.run.check import cost
+from outdo.utils.errors import UserError
+from outdo.utils.world import World
+
+
+def load_policy(recipe: Recipe, facts: ModelFacts, world: World) -> tuple[Policy, Recipe]:
+    """Return the policy, and the recipe with the date that its chat template writes."""
+    policy = Policy.load(
+        facts,
+        device=recipe.device,
+        stop_token_ids=recipe.sampling.stop_token_ids,
+        adapter=None if facts.adapter else adapter_of(recipe),  # a checkpoint of the run has the adapter already
+        seed=recipe.seed,
+        weights=resolve_weights(recipe, facts),
+        optimiser=optimiser_of(recipe),
+        batch_sizes=BatchSizes(minibatches=recipe.train.minibatches),
+        attention=cast("AttentionSetting", recipe.attention.name),
+        precision=recipe.precision,
+        compile=recipe.compile,
+        gradient_checkpointing=recipe.train.gradient_checkpointing,
+        gradients=gradients_of(recipe),
+        world=world,
+    )
+    set_chat_options(policy.tokenizer, recipe.data.chat_options)
+    if isinstance(world, ScoringWorld):
+        world.check(policy.forward)
+    return policy, with_date_of_template(recipe, policy, world)
+
+
+def resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, world: World) -> tuple[Recipe, list[str]]:
+    """Set how many tokens the policy computes at once; return the recipe with that number, and how it was found."""
+    tokens, notes = recipe.train.micro_batch_tokens, []
+    if tokens == "auto":
+        critic = recipe.critic is not None and recipe.critic.name == "model"
+        trained = sum(weight.numel() for weight in policy.optimiser.weights.values())
+        adapter = cost.AdapterSize(trained=trained, base=0) if policy.base else None  # its base is loaded already
+        parts = cost.model_states(
+            policy.model.num_parameters(), recipe, reference=requires.reference, critic=critic, adapter=adapter
+        )
+        find = partial(
+            micro_batch_size.find_micro_batch_tokens,
+            policy,
+            longest=cost.longest_sequence(recipe),
+            reserved=sum(size for name, size in parts.items() if not name.startswith("weights")),
+            replicas=recipe.cluster.world_size,
+            share=sequence_replicas(recipe),
+        )
+        tokens, why = world.together(find)[0]  # divided models are run by all
+        notes = [f"train.micro_batch_tokens: {tokens:,} ({why})"]
+    policy.set_micro_batch_tokens(tokens)
+    train = recipe.train.model_copy(update={"micro_batch_tokens": tokens})
+    return recipe.model_copy(update={"train": train}), notes
+
+
+def models_of(recipe: Recipe, policy: Policy, method: Method) -> Models:
+    """Return the policy with the reference and the critic that the method requires."""
+    reference, requires = recipe.reference, method.requires
+    scorer = load_reference(policy, reference.model) if requires.reference and reference.model else None
+    critic = critic_of(recipe, policy) if requires.values else None
+    try:
+        return Models.of(
+            policy,
+            method.objective,
+            requires=requires,
+            reference=scorer,
+            critic=critic,
+            refresh_every=reference.sync and reference.sync.every,
+            mix=reference.sync.mix if reference.sync else 1.0,
+        )
+    except ValueError as error:
+        raise UserError([f"reference.sync: {error}"]) from error
