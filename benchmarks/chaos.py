@@ -161,12 +161,12 @@ def differences(run: Path, whole: Path, steps: int) -> list[str]:
         found.append("other weights")
     questions = json.loads((run / "summary.json").read_text())["questions"]
     if questions != json.loads((whole / "summary.json").read_text())["questions"]:
-        found.append(f"another ledger of questions: {questions}")
+        found.append(f"other counts of questions: {questions}")
     if not questions["asked"] == questions["answered"] == questions["trained"] + questions["dropped"]:
-        found.append(f"questions are missing in the ledger: {questions}")
+        found.append(f"questions are missing in the counts: {questions}")
     trained = [_questions_of(run, step) for step in range(1, steps + 1)]
     if sum(map(len, trained)) != questions["trained"]:
-        found.append(f"{sum(map(len, trained))} questions are recorded as trained; the ledger: {questions}")
+        found.append(f"{sum(map(len, trained))} questions are recorded as trained; the counts: {questions}")
     an_epoch = QUESTIONS // PROMPTS
     for first in range(0, steps - an_epoch + 1, an_epoch):
         counts = Counter(each for step in trained[first : first + an_epoch] for each in step)

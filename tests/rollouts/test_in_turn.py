@@ -74,7 +74,7 @@ def test_a_state_goes_on_with_the_questions_after_the_finished_step():
         step, sampled = next(iter(resumed))
         assert step == after + 1
         assert asked(sampled) == (found[3] if after == 3 else [each.id for each in IN_ORDER[8:10]])
-        assert resumed.ledger(after=after) == state["ledger"] == rollouts.ledger(after=after)
+        assert resumed.question_counts(after=after) == state["ledger"] == rollouts.question_counts(after=after)
 
 
 def test_every_question_is_trained_or_dropped():
@@ -82,11 +82,11 @@ def test_every_question_is_trained_or_dropped():
     sampler = DynamicSampling(scripted(prompts), prompts, advantage=per_token(group_standardised), rounds=3)
     steps = iter(rollouts := InTurn(sampler, prompts, fresh()))
     trained = sum(len(next(steps)[1].groups) for _ in range(3))
-    ledger = rollouts.ledger(after=3)
-    assert ledger["asked"] == ledger["answered"] == prompts.position
-    assert ledger["trained"] == trained
-    assert ledger["why"] == {"no_advantage": prompts.position - trained}
-    assert ledger["dropped"] > 0
+    counts = rollouts.question_counts(after=3)
+    assert counts["asked"] == counts["answered"] == prompts.position
+    assert counts["trained"] == trained
+    assert counts["why"] == {"no_advantage": prompts.position - trained}
+    assert counts["dropped"] > 0
 
 
 def test_a_run_that_sampled_ahead_goes_on_in_turn_and_back():
@@ -110,4 +110,4 @@ def test_a_run_that_sampled_ahead_goes_on_in_turn_and_back():
     back.stop()
     back.join()
     assert (step, asked(sampled)) == (3, [each.id for each in IN_ORDER[4:6]])
-    assert back.ledger(after=2)["trained"] == turned.ledger(after=2)["trained"]
+    assert back.question_counts(after=2)["trained"] == turned.question_counts(after=2)["trained"]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from outdo.loop import in_turn
@@ -28,6 +28,10 @@ class RunQuestions(Protocol):
 
     per_step: int
     position: int
+
+    def __iter__(self) -> Iterator[Sequence[Prompt]]:
+        """Yield the next `per_step` questions, without end."""
+        ...
 
     def take(self, count: int) -> Sequence[Prompt]:
         """Return the next `count` questions."""
@@ -83,21 +87,52 @@ class RunRollouts(Protocol):
         """Continue from a saved state."""
         ...
 
-    def ledger(self, *, after: int) -> dict[str, Any]:
-        """Return what became of the questions up to step `after`: see `ledger_of`."""
+    def question_counts(self, *, after: int) -> dict[str, Any]:
+        """Return what became of the questions up to step `after`: see `QuestionCounts.table`."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The state of the questions after a step, and how many of all up to it were trained or dropped, by the reason."""
+class QuestionCounts:
+    """What became of the questions up to a step: how many were trained, and how many were dropped, by the reason."""
 
-    data: Mapping[str, Any]
-    counts: Counter[str]
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self._counts = Counter(counts or {})
+
+    @classmethod
+    def of_step(cls, groups: Sequence[Group], taken: int) -> "QuestionCounts":
+        """Count the questions of one step, which trains `groups`; `taken` is how many it took from their source."""
+        trained = sum(any(rollout.scored for rollout in group.rollouts) for group in groups)
+        return cls({"trained": trained, "no_reward": len(groups) - trained, "no_advantage": taken - len(groups)})
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> "QuestionCounts":
+        """Return the counts that the state of the rollouts holds."""
+        table = state["ledger"]  # the name that it has in every checkpoint
+        return cls({"trained": table["trained"], **table["why"]})
+
+    def __add__(self, other: "QuestionCounts") -> "QuestionCounts":
+        """Return the counts of the steps of both."""
+        return QuestionCounts(self._counts + other._counts)
+
+    def table(self, *, sampled: int = 0, unfinished: int = 0) -> dict[str, Any]:
+        """Return what became of the questions up to a step, and of those for later steps.
+
+        Each question that was `asked` is in one place: `trained`, `dropped` with the reason in `why`, or ahead:
+        answered (`sampled`), or still with the engine (`unfinished`).
+        """
+        why = {name: count for name, count in self._counts.items() if name != "trained"}
+        answered = self._counts.total() + sampled
+        return {
+            "asked": answered + unfinished,
+            "answered": answered,
+            "trained": self._counts["trained"],
+            "dropped": sum(why.values()),
+            "why": why,
+        }
 
 
 class InTurn:
-    """The rollouts of a run whose steps are sampled by the weights that they train: `loop.in_turn`, with an account."""
+    """The rollouts of a run whose steps are sampled by the weights that they train: `loop.in_turn`, and its state."""
 
     lag = 0
 
@@ -105,26 +140,21 @@ class InTurn:
         self.sampler = sampler
         self.questions = questions
         self.policy = policy
-        self._step = 0  # the newest that is sampled
-        # Of that step and the one before it: the update of a step that is sampled may be interrupted.
-        self._accounts = {0: Account(questions.state(), Counter())}
+        # After the newest step that is sampled, and the one before it, whose update may be interrupted.
+        self._after: dict[int, tuple[Mapping[str, Any], QuestionCounts]] = {0: (questions.state(), QuestionCounts())}
 
     def __iter__(self) -> Iterator[tuple[int, Sampled]]:
         """Yield each step with its groups."""
-        return in_turn(self.policy, self._batches(), self._sample, start=self._step + 1)
-
-    def _batches(self) -> Iterator[Sequence[Prompt]]:
-        while True:
-            yield self.questions.take(self.questions.per_step)
-
-    def _sample(self, policy: Policy, questions: Sequence[Prompt], *, step: int) -> Sampled:
-        sampled, asked = sample_counted(self.sampler, self.questions, policy, questions, step=step)
-        self.sampler.engine.sleep()
-        before = self._accounts[step - 1]
-        after = Account(self.questions.state(), before.counts + counts_of(sampled.groups, asked))
-        self._accounts = {step - 1: before, step: after}
-        self._step = step
-        return sampled
+        newest = max(self._after)
+        taken = self.questions.position
+        for step, sampled in in_turn(self.policy, self.questions, self.sampler, start=newest + 1):
+            sampled = with_metrics_of_questions(sampled, self.questions)
+            self.sampler.engine.sleep()
+            _, counts = before = self._after[step - 1]
+            counts += QuestionCounts.of_step(sampled.groups, self.questions.position - taken)
+            taken = self.questions.position
+            self._after = {step - 1: before, step: (self.questions.state(), counts)}
+            yield step, sampled
 
     def with_engine(self, work: Callable[[PolicyView], Value]) -> Value:
         """Return what `work` returns for the newest weights."""
@@ -142,9 +172,9 @@ class InTurn:
         """Return at once."""
 
     def state(self, *, after: int) -> dict[str, Any]:
-        """Return what a checkpoint of step `after` holds: the state of the questions and the `ledger`."""
-        ledger = self.ledger(after=after)
-        return {"step": after, "lag": 0, "ahead": 0, "data": self._accounts[after].data, "ledger": ledger}
+        """Return what a checkpoint of step `after` holds: the state of the questions, and what became of them."""
+        data, counts = self._after[after]
+        return {"step": after, "lag": 0, "ahead": 0, "data": data, "ledger": counts.table()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, also one of sampling ahead: later batches are sampled anew.
@@ -152,57 +182,18 @@ class InTurn:
         Raises ValueError if it holds unfinished answers of partial rollouts.
         """
         check_begun(state, lag=0, ahead=0)
-        self._step = state["step"]
-        self._accounts = {self._step: Account(state["data"], counts_of_ledger(state["ledger"]))}
+        self._after = {state["step"]: (state["data"], QuestionCounts.of_state(state))}
         self.questions.load_state(state["data"])
 
-    def ledger(self, *, after: int) -> dict[str, Any]:
-        """Return what became of the questions up to step `after`: see `ledger_of`."""
-        return ledger_of(self._accounts[after].counts)
+    def question_counts(self, *, after: int) -> dict[str, Any]:
+        """Return what became of the questions up to step `after`: see `QuestionCounts.table`."""
+        return self._after[after][1].table()
 
 
-def sample_counted(
-    sampler: GroupSampler | DynamicSampling,
-    source: RunQuestions,
-    policy: PolicyView,
-    questions: Sequence[Prompt],
-    *,
-    step: int,
-) -> tuple[Sampled, int]:
-    """Sample the groups of a step; return them, and how many questions that took from their source."""
-    before = source.position
-    sampled = Sampled.of(sampler(policy, questions, step=step))
-    asked = len(questions) + source.position - before  # with those that dynamic sampling has taken besides
+def with_metrics_of_questions(sampled: Sampled, source: RunQuestions) -> Sampled:
+    """Return what was sampled in a step with the metrics of its questions."""
     more = source.metrics([group.prompt for group in sampled.groups])
-    return replace(sampled, metrics={**sampled.metrics, **more}), asked
-
-
-def counts_of(groups: Sequence[Group], asked: int) -> Counter[str]:
-    """Return what became of the questions of a step."""
-    trained = sum(any(rollout.scored for rollout in group.rollouts) for group in groups)
-    return Counter(trained=trained, no_reward=len(groups) - trained, no_advantage=asked - len(groups))
-
-
-def ledger_of(counts: Mapping[str, int], *, sampled: int = 0, unfinished: int = 0) -> dict[str, Any]:
-    """Return what became of the questions up to a step, and of those for later steps.
-
-    Each question that was `asked` is in one place: `trained`, `dropped` with the reason in `why`, or ahead: answered
-    (`sampled`), or still with the engine (`unfinished`).
-    """
-    why = {name: count for name, count in counts.items() if name != "trained"}
-    answered = sum(counts.values()) + sampled
-    return {
-        "asked": answered + unfinished,
-        "answered": answered,
-        "trained": counts.get("trained", 0),
-        "dropped": sum(why.values()),
-        "why": why,
-    }
-
-
-def counts_of_ledger(ledger: Mapping[str, Any]) -> Counter[str]:
-    """Return the counts of which a ledger was made."""
-    return Counter({"trained": ledger["trained"], **ledger["why"]})
+    return replace(sampled, metrics={**sampled.metrics, **more})
 
 
 def check_begun(state: Mapping[str, Any], *, lag: int, ahead: int) -> None:

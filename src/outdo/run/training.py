@@ -343,7 +343,7 @@ def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:
     """Return the content of `summary.json`.
 
     Accuracies are null where nothing was held out or right is not defined, rewards where nothing was held out.
-    `questions` says what became of those that were asked (`ledger_of`).
+    `questions` says what became of those that were asked (`QuestionCounts.table`).
     """
     before, after = progress.before, progress.after
     return {
@@ -361,5 +361,5 @@ def summary(run: Run, progress: Progress, folder: Path) -> dict[str, Any]:
         "after": after,
         "best": progress.best,
         "ended_early": bool(early_end(run.recipe, progress)),
-        "questions": run.sampling.rollouts.ledger(after=progress.step),
+        "questions": run.sampling.rollouts.question_counts(after=progress.step),
     }

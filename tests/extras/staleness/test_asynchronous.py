@@ -252,7 +252,7 @@ def test_with_another_lag_the_batches_ahead_are_sampled_again():
     assert 2 in again.versions
 
 
-def test_the_ledger_has_each_question_in_one_place():
+def test_the_counts_have_each_question_in_one_place():
     """Half of the questions give no signal, and some get no reward: dynamic sampling takes others instead."""
     policy = fresh()
     questions = Prompts(QUESTIONS, per_step=4)
@@ -272,12 +272,12 @@ def test_the_ledger_has_each_question_in_one_place():
     steps = iter(ahead)
     trained = sum(len(next(steps)[1].groups) for _ in range(2))
     ahead.wait()
-    ledger = ahead.ledger(after=2)
-    assert ledger["asked"] == ledger["answered"] == questions.position
-    assert ledger["trained"] == trained
-    assert ledger["why"] == {"no_advantage": ledger["dropped"]}
+    counts = ahead.question_counts(after=2)
+    assert counts["asked"] == counts["answered"] == questions.position
+    assert counts["trained"] == trained
+    assert counts["why"] == {"no_advantage": counts["dropped"]}
     ahead_of_it = [group for step in (3, 4) for group in ahead._batches[step].rollouts.result().sampled.groups]
-    assert ledger["trained"] + ledger["dropped"] + len(ahead_of_it) <= ledger["asked"]
+    assert counts["trained"] + counts["dropped"] + len(ahead_of_it) <= counts["asked"]
     closed(ahead)
 
 

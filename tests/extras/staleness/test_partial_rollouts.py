@@ -130,7 +130,7 @@ def test_each_part_of_an_answer_has_the_weights_that_the_lag_says():
     closed(ahead)
     assert asked == IN_ORDER[: 2 * LAST]
     assert engine.calls == LAST  # one for each version of the weights, and one for the first step
-    assert ahead.ledger(after=LAST)["asked"] == ahead.ledger(after=LAST)["trained"] == 2 * LAST
+    assert ahead.question_counts(after=LAST)["asked"] == ahead.question_counts(after=LAST)["trained"] == 2 * LAST
 
 
 @pytest.mark.parametrize(("is_sampled", "rounds"), [(True, 2), (False, 0)], ids=["sampled", "still waiting"])

@@ -5,7 +5,6 @@ sample which batch depends on the step alone and never on speed: no question is 
 and the tokens of a run are a function of its recipe.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -28,12 +27,10 @@ from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.rollouts.in_turn import (
     KnownPrompts,
+    QuestionCounts,
     RunQuestions,
     check_begun,
-    counts_of,
-    counts_of_ledger,
-    ledger_of,
-    sample_counted,
+    with_metrics_of_questions,
 )
 from outdo.types import Prompt, Sampled
 from outdo.utils.timing import span
@@ -48,7 +45,7 @@ PATIENCE = 60.0
 class _Rollouts:
     sampled: Sampled
     data: Mapping[str, Any]  # the state of the questions, after all that were taken up to this batch
-    asked: int  # questions: see `sample_counted`
+    asked: int  # questions, with those that dynamic sampling has taken besides
     seconds: float | None = None  # of sampling and scoring; None if they were read from a checkpoint
 
 
@@ -105,7 +102,7 @@ class AsynchronousRollouts:
         self._batches: dict[int, _Batch] = {}  # by step: that one, and those ahead of it
         self._versions: dict[int, int] = {}  # of the policy, after each of the last steps
         self._data: Mapping[str, Any] = questions.state()  # after the batches that are no longer kept
-        self._counts: Counter[str] = Counter()  # of the questions of these batches
+        self._counts = QuestionCounts()  # of the questions of these batches
         self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="outdo sampling", daemon=True)
         self._is_stopped = False
@@ -227,7 +224,10 @@ class AsynchronousRollouts:
         with self._engine_lock:
             started = perf_counter()
             questions = self._begin(batch.policy, batch.step)
-            sampled, asked = sample_counted(self.sampler, self.questions, batch.policy, questions, step=batch.step)
+            taken = self.questions.position
+            sampled = Sampled.of(self.sampler(batch.policy, questions, step=batch.step))
+            asked = len(questions) + self.questions.position - taken
+            sampled = with_metrics_of_questions(sampled, self.questions)
             seconds = perf_counter() - started
         rollouts = _Rollouts(sampled=sampled, data=self.questions.state(), asked=asked, seconds=seconds)
         batch.rollouts.set_result(rollouts)
@@ -239,8 +239,8 @@ class AsynchronousRollouts:
         """Return what a checkpoint of step `after` holds: the newest finished step, or the one before it.
 
         These are the answers for later steps, the weights for those that are not sampled yet, the state of the
-        questions and the `ledger`. After `wait` all are sampled, and the state does not depend on speed. Replicas with
-        parts of the trained weights, which write a checkpoint together, have to call it together.
+        questions and what became of them. After `wait` all are sampled, and the state does not depend on speed.
+        Replicas with parts of the trained weights, which write a checkpoint together, have to call it together.
         """
         if self.first_replica is not None and self.policy.optimiser.is_sharded:
             return self.first_replica.call(lambda: self._state(after))
@@ -257,7 +257,7 @@ class AsynchronousRollouts:
             "lag": self.lag,
             "ahead": self.ahead,
             "data": self._finished(after)[0],
-            "ledger": self.ledger(after=after),
+            "ledger": self.question_counts(after=after),
             "versions": versions,
             "sampled": [_state_of(each, known) for each in sampled],
             "waiting": [{"step": step, "version": policy.version} for step, policy in waiting],
@@ -273,7 +273,7 @@ class AsynchronousRollouts:
         is_same = (state["lag"], state["ahead"]) == (self.lag, self.ahead)
         self._step, data = state["step"], state["data"]
         self._data, self._versions = data, dict(state["versions"]) if is_same else {}
-        self._counts = counts_of_ledger(state["ledger"])
+        self._counts = QuestionCounts.of_state(state)
         self._batches = {}
         if is_same:
             known = self.questions.known()
@@ -288,14 +288,13 @@ class AsynchronousRollouts:
                 self._queue.put(self._batches[each["step"]])
         self.questions.load_state(data)
 
-    def ledger(self, *, after: int) -> dict[str, Any]:
-        """Return what became of the questions up to step `after`, and how many are ahead of it: see `ledger_of`."""
+    def question_counts(self, *, after: int) -> dict[str, Any]:
+        """Return what became of the questions up to step `after`, and how many are ahead: see `QuestionCounts`."""
         _, counts = self._finished(after)
         ahead = [each for each in self._batches.values() if after < each.step <= after + self.ahead]
         sampled = [each for each in ahead if each.is_sampled]
         unfinished = len(ahead) - len(sampled) + self._begun_after(sampled[-1].step if sampled else after)
-        return ledger_of(
-            counts,
+        return counts.table(
             sampled=sum(each.rollouts.result().asked for each in sampled),
             unfinished=unfinished * self.questions.per_step,
         )
@@ -304,9 +303,9 @@ class AsynchronousRollouts:
         """Return how many later batches were begun when that of `step` was finished."""
         return 0
 
-    def _finished(self, after: int) -> tuple[Mapping[str, Any], Counter[str]]:
+    def _finished(self, after: int) -> tuple[Mapping[str, Any], QuestionCounts]:
         """Return the state of the questions after the batch of step `after`, and the counts of all up to it."""
-        data, counts = self._data, Counter(self._counts)
+        data, counts = self._data, self._counts
         for batch in self._batches.values():
             if batch.step <= after:
                 counts += _counts(batch)
@@ -323,10 +322,10 @@ class AsynchronousRollouts:
         return replace(copied, version=version)
 
 
-def _counts(batch: _Batch) -> Counter[str]:
+def _counts(batch: _Batch) -> QuestionCounts:
     """Return what became of the questions of a batch."""
     rollouts = batch.rollouts.result()
-    return counts_of(rollouts.sampled.groups, rollouts.asked)
+    return QuestionCounts.of_step(rollouts.sampled.groups, rollouts.asked)
 
 
 def _state_of(batch: _Batch, known: KnownPrompts) -> dict[str, Any]:
