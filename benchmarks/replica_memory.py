@@ -45,11 +45,12 @@ from outdo.extras.replicas.replicas import Replicas, join
 from outdo.extras.reward_models.model import RewardModel
 from outdo.models.adapter import adapter_config
 from outdo.models.policy import Policy
-from outdo.models.scorer import BatchSizes, division_of
+from outdo.models.scorer import BatchSizes
 from outdo.rewards.comparisons import Comparison
 from outdo.run.check import cost
 from outdo.run.check.reward_memory import reward_memory, reward_sizes
 from outdo.types import Batch
+from outdo.utils.world import ALONE
 
 STEPS = 2
 """Moments exist from the end of the first optimiser step on."""
@@ -173,8 +174,8 @@ def answers(tokens: int, questions: int) -> Batch:
 
 def learn(recipe: Recipe, replicas: Replicas, folder: str, tokens: int) -> RewardModel:
     """Read a reward model and score an answer for each replica; let it learn from them if the recipe says so."""
-    division = division_of(replicas_for(recipe, timeout=replicas.timeout))
-    model = RewardModel.load(folder, device="cpu", division=division)
+    world = replicas_for(recipe, timeout=replicas.timeout)
+    model = RewardModel.load(folder, device="cpu", world=world if world.divides_models else ALONE)
     model.scores([[7] * (tokens + PROMPT)] * len(replicas))
     if "labels" in recipe.rewards[0].options:
         pair = Comparison(prompt="1+2=", completions=("3" * tokens, "4" * tokens), values=(1.0, 0.0))

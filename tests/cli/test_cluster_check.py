@@ -9,7 +9,7 @@ from run_cases import Command, Replicas, outdo_, write_home
 
 from outdo.extras.replicas.cluster_check import ProcessReport, look, network_hints, problems
 from outdo.utils.errors import UserError
-from outdo.utils.world import Alone
+from outdo.utils.world import World
 
 ONE = ProcessReport(
     host="a",
@@ -95,7 +95,7 @@ def test_an_interface_of_this_machine_only_is_a_hint(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder in which nobody can write")
 def test_a_folder_of_runs_that_cannot_be_written_is_one_sentence():
-    class FirstOfTwo(Alone):
+    class FirstOfTwo(World):
         def __len__(self) -> int:
             return 2
 

@@ -13,7 +13,7 @@ from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.scorer import BatchSizes
 from outdo.types import Batch
 from outdo.utils.errors import OutdoError
-from outdo.utils.world import Alone
+from outdo.utils.world import World
 
 # ------------------------------------------------------------------------------------------------------ what is spared
 
@@ -80,7 +80,7 @@ def test_those_of_whole_distributions_are_halved_too(monkeypatch, measure):
     assert policy.batch_sizes.micro_batch_tokens == 50
 
 
-class OneOfTwo(Alone):
+class OneOfTwo(World):
     """A process beside one whose memory does not suffice, once."""
 
     suffices = False

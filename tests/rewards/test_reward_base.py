@@ -14,7 +14,7 @@ from outdo.rewards.in_process import as_reward
 from outdo.rewards.types import to_output
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.utils.errors import UserError
-from outdo.utils.world import Alone
+from outdo.utils.world import ALONE, World
 
 Sample = Callable[..., RewardInput]
 OFFERED = [name for name in vars(Reward) if not name.startswith("_") or name == "__call__"]
@@ -57,7 +57,7 @@ class FullReward(Reward):
         self.called.append(("close", None))
 
 
-class Two(Alone):
+class Two(World):
     """Two processes, of which this one is the first."""
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ def test_the_first_rank_scores_all_but_divided_rewards_and_a_sum_keeps_its_rule(
     assert isinstance(together.rewards[1], FirstRankReward)
     (output,) = together([sample("four")])
     assert (output.value, output.right) == (4.0, True)
-    assert score_on_first_rank(total, Alone()) is total
+    assert score_on_first_rank(total, ALONE) is total
 
 
 class Unrelated:

@@ -20,7 +20,7 @@ from outdo.run.checkpoints import checkpoint
 from outdo.run.checkpoints.state_file import NATIVE, pack, unpack
 from outdo.run.folder import free_space
 from outdo.utils.errors import CheckpointError, DiskFullError
-from outdo.utils.world import Alone
+from outdo.utils.world import World
 
 DTYPES = sorted(
     NATIVE | {torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu},
@@ -277,7 +277,7 @@ def test_a_writer_of_a_part_reads_no_file_of_another_writer(tmp_path, monkeypatc
     """Another writer renames its temporary files at any time: one that is listed may be gone a moment later."""
     read = Path.lstat
 
-    class FirstOfTwo(Alone):
+    class FirstOfTwo(World):
         def __len__(self):
             return 2
 

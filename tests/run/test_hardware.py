@@ -11,7 +11,7 @@ from outdo.models.fastest_products import Measured
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.onednn import Gradients
 from outdo.run.assemble import assemble, hardware
-from outdo.utils.world import Alone
+from outdo.utils.world import World
 
 TWO = ["cluster.replicas=2"]
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="there is nothing to choose without oneDNN")
@@ -83,7 +83,7 @@ def test_a_run_computes_its_gradients_by_the_libraries_of_its_recipe(home: Path,
     assert run.models.policy.forward.gradients == Gradients("mkl", "onednn")
 
 
-class Second(Alone):
+class Second(World):
     """A process that gets what the first one has found."""
 
     def from_first(self, compute):

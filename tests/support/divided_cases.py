@@ -157,7 +157,7 @@ def faults_of_one_part_are_named_by_all(replicas: Replicas) -> None:
     for words, content in faults.items():
         replicas.from_first(lambda: save_file(content, folder / "model.safetensors", {"format": "pt"}))  # noqa: B023
         with pytest.raises(ModelError, match=re.escape(words)) as refused:
-            load_model(folder, division=dividing(replicas))
+            load_model(folder, world=dividing(replicas))
         assert len(set(replicas.together(lambda: str(refused.value)))) == 1
 
 
@@ -170,7 +170,7 @@ def a_start_takes_a_part_of_the_memory(replicas: Replicas) -> None:
     world = dividing(replicas)
     size = 2 * (folder / "model.safetensors").stat().st_size  # in float32
     with peak_memory() as of_load:
-        loaded = load_model(folder, division=world)
+        loaded = load_model(folder, world=world)
     with peak_memory() as of_policy:
         policy = Policy.load(folder, device="cpu", world=world)
     with peak_memory() as of_others:

@@ -35,7 +35,7 @@ def saved_classifier(replicas: Replicas, name: str, **how: object) -> Path:
 def loaded(folder: Path, replicas: Replicas, **how: Any) -> tuple[RewardModel, RewardModel]:
     """The reward model in one process, and in parts."""
     settings: dict[str, Any] = {"device": "cpu", "optimiser": LEARNING, "micro_batch_tokens": 64, **how}
-    return RewardModel.load(folder, **settings), RewardModel.load(folder, division=dividing(replicas), **settings)
+    return RewardModel.load(folder, **settings), RewardModel.load(folder, world=dividing(replicas), **settings)
 
 
 def a_divided_reward_model_scores_as_one_process_does(replicas: Replicas) -> None:
@@ -143,7 +143,7 @@ def faults_of_one_part_of_a_reward_model_are_named_by_all(replicas: Replicas) ->
     tensors[name][-1, -1] = torch.nan
     replicas.from_first(lambda: save_file(tensors, folder / "model.safetensors", {"format": "pt"}))
     with pytest.raises(ModelError, match=re.escape("1 of")) as refused:
-        RewardModel.load(folder, device="cpu", division=dividing(replicas))
+        RewardModel.load(folder, device="cpu", world=dividing(replicas))
     assert len(set(replicas.together(lambda: str(refused.value)))) == 1
 
 
@@ -156,7 +156,7 @@ def a_divided_reward_model_takes_a_part_of_the_memory(replicas: Replicas) -> Non
     size = 2 * (folder / "model.safetensors").stat().st_size  # in float32
     world = dividing(replicas)
     with peak_memory() as of_parts:
-        parts = RewardModel.load(folder, device="cpu", division=world)
+        parts = RewardModel.load(folder, device="cpu", world=world)
     with peak_memory() as of_all:
         RewardModel.load(folder, device="cpu")
     assert of_all[0] > 0.9 * size

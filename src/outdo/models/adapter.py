@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models.attention.forward import Forward, Sharding
+from outdo.models.attention.forward import Forward
 from outdo.models.inspect_folder import ADAPTER_CONFIG
 from outdo.models.limits import CHANGING_BASE, DIVISIBLE_LORA
+from outdo.models.sharding import sharding_of
 from outdo.models.weight_headers import ADAPTER_WEIGHTS
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.packages import explained, not_imported
@@ -292,13 +293,7 @@ def on_same_base(model: Model) -> Model:
     for module in model.modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False), getattr(module, "quant_state", None)]
         shared |= {id(each): each for each in own if each is not None and not getattr(each, "requires_grad", False)}
-    sharding: Sharding | None = getattr(model, "sharding", None)
-    if sharding is None:
-        return copy.deepcopy(model, shared)
-    for module in model.modules():
-        if not any(weight.requires_grad for weight in module.parameters(recurse=False)):
-            shared[id(module._parameters)] = module._parameters  # a layer puts the weights there that it gathers
-    return sharding.on_same_parts(model, shared)
+    return sharding_of(model).on_same_parts(model, shared)
 
 
 def with_own_frozen(model: Model) -> Model:

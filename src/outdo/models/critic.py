@@ -26,16 +26,7 @@ from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
 from outdo.models.policy import Policy
-from outdo.models.scorer import (
-    BatchSizes,
-    ByRows,
-    LossAndGrads,
-    MicroBatched,
-    Scoring,
-    division_of,
-    scoring_of,
-    stack_rows,
-)
+from outdo.models.scorer import BatchSizes, ByRows, LossAndGrads, MicroBatched, Scoring, stack_rows
 from outdo.types import Batch, TokenScores
 from outdo.utils.errors import ModelError
 from outdo.utils.sharded_tensors import is_sharded
@@ -107,8 +98,8 @@ class Critic(MicroBatched):
         # The parts of a divided head stay where FSDP has put them.
         self.head = head if any(map(is_sharded, head.parameters())) else head.to(forward.device)
         self.forward = ValueForward(forward, self.head, trains_model=trains_model)
-        self.scoring = scoring_of(world, self.forward)
-        self.scoring_after = scoring_of(world, self.forward.after_tokens())
+        self.scoring = world.scoring(Scoring(self.forward))
+        self.scoring_after = world.scoring(Scoring(self.forward.after_tokens()))
         self.trains_model = trains_model
         self.trained = nn.ModuleDict({"head": head, **({"model": forward.model} if trains_model else {})})
         self.optimiser = Optimiser(self.trained, optimiser or OptimiserSettings(lr=1e-5))
@@ -267,17 +258,15 @@ def own_model(
     like_policy = policy.forward
     if path is not None:
         _check_vocabulary(path, policy)
-        loaded = load_model(path, policy.device, policy.dtype, division=division_of(policy.world))
+        loaded = load_model(path, policy.device, policy.dtype, world=policy.world)
         like_policy = choose_forward(loaded, precision=like_policy.precision_name, gradients=like_policy.gradients)
     body = _backbone(like_policy.model.base_model)
     head = _linear(_width(like_policy), 1, like=policy)
     nn.init.zeros_(head.weight)
     if path is None and has_adapter(policy.model):
         body = on_same_base(body)
-    elif like_policy.sharding is not None:
+    elif path is None or like_policy.sharding.is_divided:
         body = like_policy.sharding.copied(body, head)
-    elif path is None:
-        body = copy.deepcopy(body)
     return Critic(
         like_policy.with_model(body, plain_head=True),
         head,

@@ -24,7 +24,6 @@ from transformers.utils import logging
 from outdo.models.adapter import attach, attach_saved, check_divisible, saved_config, trained_weights
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
-from outdo.models.dividing import dividing, move_buffers
 from outdo.models.download import MODEL_FILES, TOKENIZER_FILES, files_of
 from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import (
@@ -37,11 +36,11 @@ from outdo.models.inspect_folder import (
     inspect_folder,
     unchanged_positions,
 )
-from outdo.models.scorer import Division
 from outdo.utils.errors import ModelError
 from outdo.utils.hub_names import is_local
 from outdo.utils.packages import explained
 from outdo.utils.text import counted, first_line
+from outdo.utils.world import ALONE, World
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -108,13 +107,13 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     *,
     weights: Weights = "float32",
-    division: Division | None = None,
+    world: World = ALONE,
 ) -> PreTrainedModel:
     """A causal language model, ready to be trained: weights in `dtype`, every dropout at 0.
 
     Of an adapter folder it is the base model with the adapter attached: only the adapter, in float32, is to be trained.
     With `weights` other than float32 the base is stored in fewer bytes, and frozen.
-    With a `division` the model is divided before its weights are read, and each process reads its part.
+    In a `world` that divides models, each process reads its part of the weights.
 
     The model is in evaluation mode, which stops no gradient; dropout is off in its config as well, so that a later
     `model.train()` (gradient checkpointing asks for it) changes nothing.
@@ -128,13 +127,13 @@ def load_model(
     folder = _with_weights(facts, LANGUAGE_MODEL)
     if facts.adapter:
         check_base(facts.adapter, base_of(facts))
-        if division is not None:
+        if world.divides_models:
             check_divisible(saved_config(facts.adapter))
-    options = _options(weights, device, division) | ({"dtype": dtype} if weights == "float32" else {})
-    loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, options, division=division)
+    options = _options(weights, device) | ({"dtype": dtype} if weights == "float32" else {})
+    loaded = _load(AutoModelForCausalLM, folder, _config(folder, facts.name), facts.name, options, world=world)
     if weights != "float32":
         prepare(loaded)
-    return _finished(loaded, facts, device, options)
+    return _finished(loaded, facts, device, options, world)
 
 
 def adapter_size(
@@ -171,14 +170,15 @@ def load_classifier(
     *,
     head_seed: int | None = None,
     weights: Weights = "float32",
-    division: Division | None = None,
+    world: World = ALONE,
 ) -> PreTrainedModel:
     """Load a model that gives a text one score, ready to be trained like that of `load_model`: a reward model.
 
     With `head_seed`, `name` is a language model: its body gets a new head `score` [1, H] of normal random numbers with
     the standard deviation 1/√(H + 1), so that new scores are of order 1 (Stiennon et al. 2020, appendix B).
     An adapter folder of a reward model holds its head; the base may be a language model. With `weights` other than
-    float32 the body is stored in fewer bytes, and frozen. A `division`, as in `load_model`, is for a model with a head.
+    float32 the body is stored in fewer bytes, and frozen. A `world` that divides
+    models, as in `load_model`, is for a model with a head.
 
     Raises `ModelError` as `load_model` does, and if the model gives a text more than one score.
     """
@@ -196,15 +196,15 @@ def load_classifier(
     if config.num_labels != 1:
         scores = f"{config.num_labels} scores (num_labels)"
         raise ModelError(f"model {facts.name} gives a text {scores}, and a reward is one")
-    how, new = _options(weights, device, division), () if head_seed is None else (f"{HEAD}.",)
+    how, new = _options(weights, device), () if head_seed is None else (f"{HEAD}.",)
     with torch.random.fork_rng(devices=[]):  # transformers fills a new head with random numbers
-        model = _load(AutoModelForSequenceClassification, folder, config, facts.name, how, new=new, division=division)
+        model = _load(AutoModelForSequenceClassification, folder, config, facts.name, how, new=new, world=world)
     if weights != "float32":
         _train_head_alone(model, facts.name, weights)
     _train_every_embedding(model)
     if head_seed is not None:
         _fill_head(model, head_seed)
-    return _finished(model, facts, device, how)
+    return _finished(model, facts, device, how, world)
 
 
 def _train_head_alone(model: PreTrainedModel, name: str, weights: Weights) -> None:
@@ -232,21 +232,22 @@ def _fill_head(model: PreTrainedModel, seed: int) -> None:
     torch.nn.init.normal_(weight, std=(weight.shape[1] + 1) ** -0.5, generator=source)
 
 
-def _options(weights: Weights, device: torch.device | str, division: Division | None) -> dict[str, Any]:
+def _options(weights: Weights, device: torch.device | str) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for a model with such weights that will be on a device."""
     options = loading_options(weights)
-    if division is not None:
-        options["device_map"] = {"": division.storage}  # where the parts are read to
-    elif "quantization_config" in options:
+    if "quantization_config" in options:
         options["device_map"] = {"": device}  # a library that quantises does so while it loads, and moves no model
     return options
 
 
-def _finished(model: Any, facts: ModelFacts, device: torch.device | str, options: Mapping[str, Any]) -> PreTrainedModel:
+def _finished(
+    model: Any, facts: ModelFacts, device: torch.device | str, options: Mapping[str, Any], world: World
+) -> PreTrainedModel:
     """Attach the adapter of a model that was loaded with these arguments, if it has one, and move it to its device."""
     if facts.adapter:
         attach_saved(model, facts.adapter)
-    return (model if "device_map" in options else model.to(device)).eval()
+    is_there = "device_map" in options or world.divides_models
+    return (model if is_there else model.to(device)).eval()
 
 
 def _inspected(model: str | Path | ModelFacts, kind: Kind) -> ModelFacts:
@@ -287,7 +288,7 @@ def _load(
     options: Mapping[str, Any],
     *,
     new: tuple[str, ...] = (),
-    division: Division | None = None,
+    world: World = ALONE,
 ) -> Any:
     """Load a model with exactly the weights that its config requires.
 
@@ -295,8 +296,8 @@ def _load(
     out.
     """
     with _as_model_error(name), without_bars(), _without_report():
-        kind = auto if division is None else dividing(auto, config, division)
-        model, report = kind.from_pretrained(
+        model, report = world.from_pretrained(
+            auto,
             folder,
             config=config,
             **options,
@@ -308,10 +309,8 @@ def _load(
         )
     body = f"{model.base_model_prefix}." if new else ""
     faults = [*_differences(report, new=new, body=body), *_untied(model), *_not_finite(model)]
-    if division is not None:
-        model.__class__ = kind.__base__
-        move_buffers(model, division.device)
-        faults = list(dict.fromkeys(fault for part in division.together(lambda: faults) for fault in part))
+    if world.divides_models:
+        faults = list(dict.fromkeys(fault for part in world.together(lambda: faults) for fault in part))
     if faults:
         raise ModelError("\n".join(f"model {name}: {fault}" for fault in faults))
     return model

@@ -23,7 +23,7 @@ from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
 from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, without_bars
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
-from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, division_of, stack, stack_rows
+from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, stack, stack_rows
 from outdo.types import Batch, Terms, TokenScores, Update
 from outdo.utils.sharded_tensors import share_of
 from outdo.utils.text import counted
@@ -62,7 +62,7 @@ class Policy(Scorer):
         super().__init__(forward, batch_sizes or BatchSizes(), world)
         if has_adapter(model):
             check_gradient(model, partial(mean_logprob, forward.in_float32()))
-            if forward.sharding is None:  # on a divided base there is LoRA alone
+            if not forward.sharding.is_divided:  # on a divided base there is LoRA alone
                 check_rows_apart(model, forward.in_float32().with_way("padded"))
         self.model = model
         self.tokenizer = tokenizer
@@ -98,9 +98,9 @@ class Policy(Scorer):
         facts = path if isinstance(path, ModelFacts) else inspect_folder(path)
         chosen, _ = choose_device(device)
         tokenizer = load_tokenizer(facts, stop_token_ids=stop_token_ids)
-        if adapter is not None and division_of(world) is not None:
+        if adapter is not None and world.divides_models:
             check_divisible(adapter)
-        model = load_model(facts, device=chosen, weights=weights, division=division_of(world))
+        model = load_model(facts, device=chosen, weights=weights, world=world)
         if adapter is not None:
             attach(model, adapter, seed=seed)
         policy = cls(model, tokenizer, world=world, **settings)

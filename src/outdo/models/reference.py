@@ -1,6 +1,5 @@
 """The reference policy: a frozen copy of the policy, or another model folder."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from outdo.models.attention.choice import choose_forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.policy import Policy
 from outdo.models.rounding import probe_tokens
-from outdo.models.scorer import Scorer, division_of
+from outdo.models.scorer import Scorer
 from outdo.utils.errors import ModelError
 from outdo.utils.sharded_tensors import divided_like
 
@@ -84,8 +83,7 @@ def frozen(policy: Policy) -> Reference:
     """Return a model that only computes log-probabilities, with the policy's weights as they are now."""
     if has_adapter(policy.model):
         return AdapterReference(policy)
-    model, sharding = policy.model, policy.forward.sharding
-    copied = copy.deepcopy(model) if sharding is None else sharding.copied(model)
+    copied = policy.forward.sharding.copied(policy.model)
     return Reference(policy.forward.with_model(copied.requires_grad_(False)), policy.batch_sizes, policy.world)
 
 
@@ -98,5 +96,5 @@ def load_reference(policy: Policy, path: str | Path) -> Reference:
         raise ModelError(
             f"the reference {path} has another vocabulary than the policy: the same token ids are other words to it"
         )
-    model = load_model(path, policy.device, policy.dtype, division=division_of(policy.world)).requires_grad_(False)
+    model = load_model(path, policy.device, policy.dtype, world=policy.world).requires_grad_(False)
     return Reference(choose_forward(model, precision=policy.forward.precision_name), policy.batch_sizes, policy.world)

@@ -1,18 +1,17 @@
 """Score the tokens of a batch with a model, and add up the gradient of a loss of these scores, in micro-batches.
 
 The loss itself is not computed here: it sees detached log-probabilities and entropies, and returns its derivatives with
-respect to them. `LocalScoring` computes in this process; a `ScoringWorld` brings a `Scoring` that shares the rows among
-several.
+respect to them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from outdo.models.attention.forward import Forward
@@ -49,95 +48,18 @@ class LossAndGrads:
 Loss = Callable[[TokenScores, Batch], LossAndGrads]
 
 
-class Scoring(Protocol):
-    """Compute scores, and the gradient of a loss of them, in micro-batches."""
+class Scoring:
+    """Compute scores, and the gradient of a loss of them, in this process: one micro-batch after the other.
 
-    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
-        """Compute the scores of all rows without gradients, on the CPU."""
-        ...
-
-    def accumulate(
-        self,
-        batch: Batch,
-        parts: Sequence[list[int]],
-        loss: Loss,
-        sizes: BatchSizes,
-        *,
-        entropy: Entropy,
-        whole_groups: bool,
-    ) -> ByRows[LossAndGrads]:
-        """Add the gradient of `loss` to the `grad` of the weights. No micro-batch mixes rows of two `parts`."""
-        ...
-
-    def clear(self) -> None:
-        """Drop what was accumulated."""
-        ...
-
-
-@runtime_checkable
-class ScoringWorld(Protocol):
-    """What several processes add to a `World`: they share the rows of a batch. See `outdo.extras.replicas.replicas`."""
-
-    def scoring(self, model_forward: Forward) -> Scoring:
-        """Make a `Scoring` that shares rows among the processes."""
-        ...
-
-    def check(self, model_forward: Forward) -> None:
-        """Raise `ModelError` if the processes together compute other scores of a few tokens than one does."""
-        ...
-
-
-@runtime_checkable
-class Division(ScoringWorld, Protocol):
-    """Processes that divide models among them: each holds a part of every weight."""
-
-    device: torch.device
-    """Where a process computes."""
-    storage: torch.device
-    """Where it holds its parts."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def rank(self) -> int:
-        """The number of this process among them."""
-        ...
-
-    def together(self, compute: Callable[[], Result]) -> list[Result]:
-        """See `World.together`."""
-        ...
-
-    def divide(self, model: nn.Module) -> None:
-        """Divide a model, which may have no weights yet (device `meta`), and set its attribute `sharding`."""
-        ...
-
-    def in_lockstep(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Result]) -> list[Result]:
-        """Compute this process's micro-batches with a divided model, and return the results of all processes.
-
-        All of them call `compute` equally often: one with fewer micro-batches passes empty ones, and drops the results.
-        """
-        ...
-
-
-def scoring_of(world: World, model_forward: Forward) -> Scoring:
-    """Return how the processes of a world compute the scores of a model."""
-    return world.scoring(model_forward) if isinstance(world, ScoringWorld) else LocalScoring(model_forward)
-
-
-def division_of(world: World) -> Division | None:
-    """Return the processes of a world if they divide models."""
-    return world if isinstance(world, Division) else None
-
-
-class LocalScoring:
-    """Compute in this process, one micro-batch after the other."""
+    Replicas override it, and share the rows of a batch (`World.scoring`).
+    """
 
     def __init__(self, model_forward: Forward) -> None:
         self.model_forward = model_forward
 
     @torch.no_grad()
     def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
-        """See `Scoring.measure`."""
+        """Compute the scores of all rows without gradients, on the CPU."""
         micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, whole_groups=False)
         results: ByRows[TokenScores] = []
         for rows in micro_batches:
@@ -155,7 +77,7 @@ class LocalScoring:
         entropy: Entropy,
         whole_groups: bool,
     ) -> ByRows[LossAndGrads]:
-        """See `Scoring.accumulate`."""
+        """Add the gradient of `loss` to the `grad` of the weights. No micro-batch mixes rows of two `parts`."""
         budget = sizes.micro_batch_tokens
         micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in parts]
         results: ByRows[LossAndGrads] = []
@@ -171,7 +93,7 @@ class LocalScoring:
         return results
 
     def clear(self) -> None:
-        """See `Scoring.clear`."""
+        """Drop what was accumulated."""
         self.model_forward.model.zero_grad()
 
 
@@ -232,7 +154,7 @@ class Scorer(MicroBatched):
         super().__init__(batch_sizes)
         self.forward = forward
         self.world = world
-        self.scoring = scoring_of(world, forward)
+        self.scoring = world.scoring(Scoring(forward))
 
     @property
     def device(self) -> torch.device:
@@ -288,7 +210,7 @@ class Scorer(MicroBatched):
 
         Each [N, ...] that it returns becomes [B, T, ...] on the CPU, 0 outside the trained tokens.
         """
-        if self.forward.sharding is None:
+        if not self.forward.sharding.is_divided:
             parts = self._halving_on_oom(lambda: self._in_each_process(batch, compute), self.scoring.clear)
         else:  # the others wait in the middle of a layer, and cannot begin again
             parts = self._in_micro_batches(batch, compute)

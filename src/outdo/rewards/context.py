@@ -19,4 +19,4 @@ class RewardContext:
     folder: Path | None = None
     """The folder of the run, where a resumed run finds what the reward keeps there; `None` outside a run."""
     world: World = ALONE
-    """The processes that may divide a reward which is a model (`outdo.models.scorer.division_of`)."""
+    """The processes that may divide a reward which is a model (`World.divides_models`)."""

@@ -3,7 +3,8 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,85 +28,80 @@ def was_launched() -> bool:
     return LAUNCHER in os.environ or started_replicas() > 1
 
 
-class World(Protocol):
-    """The processes of a run, as one of them sees them: `Alone`, or `outdo.extras.replicas.replicas.Replicas`.
+class World:
+    """The processes of a run, as one of them sees them. Here it is alone.
 
-    All of them make each call at the same time, in the same order.
+    `outdo.extras.replicas` overrides these methods for several processes. All of them make each call at the same time,
+    in the same order.
     """
 
-    rank: int
+    rank = 0
     """The number of this process; the first one, 0, writes the run folder, prints, and asks the reward functions."""
 
-    def __len__(self) -> int: ...
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the first process."""
-        ...
-
-    @property
-    def mesh(self) -> "DeviceMesh | None":
-        """The mesh over which tensors in main memory are exchanged; None for one process."""
-        ...
-
-    def together(self, compute: Callable[[], Value]) -> list[Value]:
-        """Compute in every process; return the results of all, in their order. If it fails in one, it fails in all."""
-        ...
-
-    def from_first(self, compute: Callable[[], Value]) -> Value:
-        """Compute in the first process alone; return its result in all."""
-        ...
-
-    def part(self, items: Sequence[Value]) -> Sequence[Value]:
-        """Return this process's part of `items`: neighbours, of at most one more than another one's."""
-        ...
-
-    def beside(self) -> "World":
-        """Return the same processes for a thread, which exchanges something while the others exchange something."""
-        ...
-
-    def exchanging(self) -> AbstractContextManager[None]:
-        """Raise a lost connection as `WorkerError` in a `with` block that exchanges tensors by itself."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return which process was the slowest since the last call; nothing for one process."""
-        ...
-
-
-class Alone:
-    """The world of one process."""
-
-    rank = 0
-    first = True
-    mesh = None
+    divides_models = False
+    """Whether each process holds a part of every weight, and no process holds a whole model."""
 
     def __len__(self) -> int:
         return 1
 
+    @property
+    def first(self) -> bool:
+        """Whether this is the first process."""
+        return self.rank == 0
+
+    @property
+    def mesh(self) -> "DeviceMesh | None":
+        """The mesh over which tensors in main memory are exchanged; None for one process."""
+        return None
+
     def together(self, compute: Callable[[], Value]) -> list[Value]:
-        """Compute."""
+        """Compute in every process; return the results of all, in their order. If it fails in one, it fails in all."""
         return [compute()]
 
     def from_first(self, compute: Callable[[], Value]) -> Value:
-        """Compute."""
+        """Compute in the first process alone; return its result in all."""
         return compute()
 
     def part(self, items: Sequence[Value]) -> Sequence[Value]:
-        """Return all of them."""
+        """Return this process's part of `items`: neighbours, of at most one more than another one's."""
         return items
 
-    def beside(self) -> "Alone":
-        """Return itself."""
+    def beside(self) -> "World":
+        """Return the same processes for a thread, which exchanges something while the others exchange something."""
         return self
 
     def exchanging(self) -> AbstractContextManager[None]:
-        """Do nothing: nothing is exchanged."""
+        """Raise a lost connection as `WorkerError` in a `with` block that exchanges tensors by itself."""
         return nullcontext()
 
     def metrics(self) -> dict[str, float]:
-        """Return nothing."""
+        """Return which process was the slowest since the last call; nothing for one process."""
         return {}
 
+    def scoring(self, local: Value) -> Value:
+        """Return what scores the rows of a batch: `local`, an `outdo.models.scorer.Scoring` of this process alone.
 
-ALONE = Alone()
+        Several processes return one that shares the rows among them.
+        """
+        return local
+
+    def check_forward(self, forward: Any) -> None:
+        """Raise `ModelError` if the processes together compute other scores of a few tokens than one of them does."""
+
+    def from_pretrained(self, auto: Any, folder: Path, **options: Any) -> Any:
+        """Return what `auto.from_pretrained` returns, `auto` being a class of models of transformers.
+
+        Processes that divide models divide it before its weights are read, and each reads its part.
+        """
+        return auto.from_pretrained(folder, **options)
+
+    def in_lockstep(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Value]) -> list[Value]:
+        """Compute this process's micro-batches with a model, and return the results of all processes.
+
+        If the model is divided, all of them call `compute` equally often: one with fewer micro-batches passes empty
+        ones, and drops the results.
+        """
+        return [compute(rows) for rows in micro_batches]
+
+
+ALONE = World()

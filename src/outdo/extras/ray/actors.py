@@ -54,7 +54,7 @@ def open_actors(policy: Policy, world: World, *, processes: int, **options: Any)
     """
     if joins():
         elsewhere = {"devices": [policy.forward.device.type] * processes, "threads": torch.get_num_threads()}
-        return partial(RayActors, copy_frozen=policy.forward.sharding is not None, **elsewhere, **options)
+        return partial(RayActors, copy_frozen=policy.forward.sharding.is_divided, **elsewhere, **options)
     return partial(RayActors, **arguments_of(policy, world, processes, None), **options)
 
 

@@ -35,7 +35,7 @@ class GatheredPolicy:
             return self._copied() if self.world.first else None
 
     def with_policy(self, work: Callable[[PolicyView], Value]) -> Value:
-        if self.policy.forward.sharding is None:
+        if not self.policy.forward.sharding.is_divided:
             return on_first_replica(self.world, lambda: work(self.policy))
         copied = self.copied()
 

@@ -56,7 +56,7 @@ def arguments_of(policy: Policy, world: World, processes: int, devices: Sequence
     return {
         "devices": devices_of(policy.forward.device, processes, devices, replicas=replicas),
         "threads": max(1, min(own, own * replicas // processes)),
-        "copy_frozen": policy.forward.sharding is not None,
+        "copy_frozen": policy.forward.sharding.is_divided,
     }
 
 

@@ -17,7 +17,16 @@ from outdo.extras.replicas.replicas import Replicas, ReplicatedScoring, translat
 from outdo.extras.replicas.ulysses import SequenceGroup, check_parts, in_parts
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
-from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, backward_scores, map_scores, token_scores
+from outdo.models.scorer import (
+    BatchSizes,
+    ByRows,
+    Loss,
+    LossAndGrads,
+    Scoring,
+    backward_scores,
+    map_scores,
+    token_scores,
+)
 from outdo.types import Batch, TokenScores
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import is_out_of_memory
@@ -38,17 +47,17 @@ class LockstepReplicas(Replicas):
         super().__init__(timeout=timeout)
         self.sequence = sequence_group(share, timeout) if share > 1 else None
 
-    def scoring(self, model_forward: Forward) -> "LockstepScoring":
+    def scoring(self, local: Scoring) -> Scoring:
         """Make a `Scoring` in which replicas compute the same layer at the same time."""
-        return LockstepScoring(self, model_forward, self.sequence)
+        return LockstepScoring(self, local.model_forward, self.sequence)
 
-    def check(self, model_forward: Forward) -> None:
+    def check_forward(self, forward: Forward) -> None:
         """Raise `ModelError` if a group computes other log-probabilities than one process does."""
         if self.sequence is not None:
-            check_parts(model_forward, self.sequence)
+            check_parts(forward, self.sequence)
 
     def in_lockstep(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Value]) -> list[Value]:
-        """See `outdo.models.scorer.Division.in_lockstep`."""
+        """See `World.in_lockstep`."""
         with fatal_errors("shorter answers, or fewer of them to a prompt, need less"):
             found = [(rows, compute(rows)) for rows in filled(self, micro_batches)]
         return [each for part in self.together(lambda: [each for rows, each in found if rows]) for each in part]
@@ -82,7 +91,7 @@ class LockstepScoring(ReplicatedScoring):
     @property
     def is_divided(self) -> bool:
         """Whether the weights are divided among all replicas, with or without an adapter that is not."""
-        return self.model_forward.sharding is not None
+        return self.model_forward.sharding.is_divided
 
     def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
         """See `Scoring.measure`."""

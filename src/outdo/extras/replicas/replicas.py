@@ -26,7 +26,7 @@ from outdo.extras.replicas.launch import RENDEZVOUS
 from outdo.extras.replicas.network import choose_interface
 from outdo.models.attention.forward import Forward
 from outdo.models.logprobs import Entropy
-from outdo.models.scorer import BatchSizes, ByRows, LocalScoring, Loss, LossAndGrads
+from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, Scoring
 from outdo.types import Batch, TokenScores
 from outdo.types.rows import group_neighbours
 from outdo.utils.bit_sums import bit_sums
@@ -34,6 +34,7 @@ from outdo.utils.errors import WorkerError
 from outdo.utils.out_of_memory import is_out_of_memory
 from outdo.utils.text import first_line
 from outdo.utils.timing import span
+from outdo.utils.world import World
 
 Value = TypeVar("Value")
 
@@ -47,7 +48,7 @@ ENOUGH = 4
 """Groups for each replica, from which on shares are made of whole groups, and may differ by one."""
 
 
-class Replicas:
+class Replicas(World):
     """The replicas of a run, as one of them sees them: a `World`. Make it with `join`."""
 
     def __init__(self, *, timeout: timedelta) -> None:
@@ -62,11 +63,6 @@ class Replicas:
         return dist.get_world_size()
 
     @property
-    def first(self) -> bool:
-        """Whether this is the replica that writes files and prints."""
-        return self.rank == 0
-
-    @property
     def mesh(self) -> DeviceMesh:
         """The mesh of the group `objects`: tensors in main memory are exchanged over it."""
         return DeviceMesh.from_group(self.objects, "cpu")
@@ -79,12 +75,9 @@ class Replicas:
         with translated():
             return Replicas(timeout=self.timeout)
 
-    def scoring(self, model_forward: Forward) -> "ReplicatedScoring":
+    def scoring(self, local: Scoring) -> Scoring:
         """Make a `Scoring` that divides the rows among the replicas."""
-        return ReplicatedScoring(self, model_forward)
-
-    def check(self, model_forward: Forward) -> None:
-        """Do nothing: each replica computes its rows as one process does."""
+        return ReplicatedScoring(self, local.model_forward)
 
     def part(self, items: Sequence[Value]) -> Sequence[Value]:
         """Return this replica's part of `items`: neighbours, of at most one more than another replica's."""
@@ -193,21 +186,20 @@ class Replicas:
             dist.broadcast_object_list(values, src=0, group=self.objects)
 
 
-class ReplicatedScoring:
-    """Compute on every replica its share of the rows; see `outdo.models.scorer.Scoring`."""
+class ReplicatedScoring(Scoring):
+    """Compute on every replica its share of the rows."""
 
     def __init__(self, replicas: Replicas, model_forward: Forward) -> None:
+        super().__init__(model_forward)
         self.replicas = replicas
-        self.model_forward = model_forward
-        self.local = LocalScoring(model_forward)
         self.same_rows = 1  # neighbouring replicas that compute the same rows
 
     def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
         """See `Scoring.measure`."""
-        mine = self._share(batch, range(len(batch)), whole_groups=False)
+        mine, measure = self._share(batch, range(len(batch)), whole_groups=False), super().measure
 
         def compute() -> ByRows[TokenScores]:
-            found = self.local.measure(batch.rows(torch.tensor(mine)), sizes, entropy=entropy) if mine else []
+            found = measure(batch.rows(torch.tensor(mine)), sizes, entropy=entropy) if mine else []
             return [([mine[row] for row in rows], scores) for rows, scores in found]
 
         return [each for part in self.replicas.together(compute) for each in part]
@@ -225,20 +217,17 @@ class ReplicatedScoring:
         """See `Scoring.accumulate`."""
         weights = self.model_forward.trained
         self.replicas.check_equal(weights)
+        accumulate = super().accumulate
         mine = [share for rows in parts if (share := self._share(batch, rows, whole_groups=whole_groups))]
 
         def compute() -> ByRows[LossAndGrads]:
-            found = self.local.accumulate(batch, mine, loss, sizes, entropy=entropy, whole_groups=whole_groups)
+            found = accumulate(batch, mine, loss, sizes, entropy=entropy, whole_groups=whole_groups)
             return [(rows, without_grads(each)) for rows, each in found]
 
         results = self.replicas.together(compute)
         with span("backward"):
             self._add_gradients(weights)
         return [each for part in results for each in part]
-
-    def clear(self) -> None:
-        """See `Scoring.clear`."""
-        self.local.clear()
 
     def _add_gradients(self, weights: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of all replicas. A weight that has none on any replica keeps none, as in one process."""

@@ -15,17 +15,18 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from outdo.extras.replicas.lockstep import LockstepReplicas, fatal_errors
-from outdo.models.dividing import move_buffers
+from outdo.models.sharding import Sharding
 from outdo.utils.sharded_tensors import own_part
 
 HOOKS = (
@@ -45,7 +46,7 @@ Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 
 
 class DividingReplicas(LockstepReplicas):
-    """Replicas that divide models among them; see `outdo.models.scorer.Division`.
+    """Replicas that divide models among them: each holds a part of every weight.
 
     Args:
         timeout: how long a replica is waited for.
@@ -55,6 +56,8 @@ class DividingReplicas(LockstepReplicas):
             it is gathered, and the optimiser computes on the processor.
         reduce_dtype: in which gradients are sent and summed; unset: that of the weights, float32.
     """
+
+    divides_models = True
 
     def __init__(
         self,
@@ -75,9 +78,36 @@ class DividingReplicas(LockstepReplicas):
             "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy(),
         }
 
-    def divide(self, model: PreTrainedModel) -> None:
-        """Divide a model, and set its attribute `sharding`."""
-        Sharded(model, self.device, self.how)
+    def from_pretrained(self, auto: Any, folder: Path, **options: Any) -> Any:
+        """See `World.from_pretrained`."""
+        kind = self._divided(auto, options["config"])
+        options["device_map"] = {"": self.storage}  # where the parts are read to
+        model, report = kind.from_pretrained(folder, **options)
+        model.__class__ = kind.__base__
+        move_buffers(model, self.device)
+        return model, report
+
+    def _divided(self, auto: Any, config: PretrainedConfig) -> Any:
+        """Return the class of models that `auto` loads, with models that are divided when they are made.
+
+        transformers makes a model without weights, and reads of a weight that is divided only this process's part.
+        """
+        with torch.device("meta"):
+            kind = type(auto.from_config(copy.deepcopy(config)))
+
+        def make(model: Any, *arguments: Any, **options: Any) -> None:
+            kind.__init__(model, *arguments, **options)
+            model.tie_weights()
+            Sharded(model, self.device, self.how)
+
+        return type(kind.__name__, (kind,), {"__init__": make})
+
+
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move the buffers of a model, which are not divided, to a device."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
 
 
 class Root(nn.Module):
@@ -95,15 +125,17 @@ class Root(nn.Module):
         return compute()
 
 
-class Sharded:
-    """How a model is divided among the replicas; see `outdo.models.attention.forward.Sharding`."""
+class Sharded(Sharding):
+    """How a model is divided among the replicas; see `outdo.models.sharding.Sharding`."""
+
+    is_divided = True
 
     def __init__(
         self, model: PreTrainedModel, device: torch.device, how: Mapping[str, Any], head: nn.Module | None = None
     ) -> None:
         """Divide `model`, with a `head` together with that, as the arguments `how` of `fully_shard` say."""
-        model.sharding = model.base_model.sharding = self  # type: ignore[assignment]
         self.device = device
+        model.sharding = model.base_model.sharding = self  # type: ignore[assignment]
         self.how = how
         self.root = Root(model, head)
         for layer in model.modules():
@@ -168,6 +200,9 @@ class Sharded:
 
     def on_same_parts(self, model: Copied, shared: dict[int, Any]) -> Copied:
         """See `Sharding.on_same_parts`."""
+        for module in model.modules():
+            if not any(weight.requires_grad for weight in module.parameters(recurse=False)):
+                shared[id(module._parameters)] = module._parameters  # a layer puts the weights there that it gathers
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         # The hooks of a layer and of its copy belong to one state, which gathers the weights for both.
         states = [part._get_fsdp_state() for part in parts]

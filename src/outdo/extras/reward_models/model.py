@@ -25,7 +25,6 @@ from outdo.models.adapter import (
     state_without_base,
     with_head,
 )
-from outdo.models.attention.forward import Sharding, device_of
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device
@@ -36,13 +35,15 @@ from outdo.models.loading import HEAD, base_of, load_classifier, load_tokenizer,
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_continuation, encode_prompt
 from outdo.models.rounding import probe_tokens
-from outdo.models.scorer import BatchSizes, Division, MicroBatched
+from outdo.models.scorer import BatchSizes, MicroBatched
+from outdo.models.sharding import sharding_of
 from outdo.rewards.base import Reward
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, is_useful, ranking_of, total_loss
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
 from outdo.types.rows import pack_by_tokens
 from outdo.utils.errors import ModelError
 from outdo.utils.rng import shuffled_epochs
+from outdo.utils.world import ALONE, World
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -77,8 +78,8 @@ class RewardModel(MicroBatched, Reward):
             training, which `save` keeps in the folder.
         system: the first message, as for `encode_prompt`; it is kept as the template is.
         base: with an adapter, the model that it belongs to.
-        division: the processes among which the model is divided, if it is. All of them then score the same answers,
-            and train on the same comparisons, at the same time: each computes a share of the rows.
+        world: the processes among which the model is divided, if it is. All of them then score the same answers, and
+            train on the same comparisons, at the same time: each computes a share of the rows.
     """
 
     needs_less = "shorter answers, or fewer of them to a prompt, need less"
@@ -94,7 +95,7 @@ class RewardModel(MicroBatched, Reward):
         template: str | None = None,
         system: str | None = None,
         base: BaseModel | None = None,
-        division: Division | None = None,
+        world: World = ALONE,
     ) -> None:
         super().__init__(BatchSizes(micro_batch_tokens=micro_batch_tokens))
         self.model = model
@@ -106,8 +107,8 @@ class RewardModel(MicroBatched, Reward):
         self._end: Any = tokenizer.eos_token_id
         self._pad = _set_pad_token(model, tokenizer)
         self.base = base
-        self.division = division
-        self.is_divided = division is not None
+        self.world = world
+        self.is_divided = world.divides_models
         if has_adapter(model):
             check_gradient(model, self._mean_score)
 
@@ -120,7 +121,7 @@ class RewardModel(MicroBatched, Reward):
         adapter: "PeftConfig | None" = None,
         base_weights: BaseWeights = "auto",
         seed: int = 0,
-        division: Division | None = None,
+        world: World = ALONE,
         **settings: Any,
     ) -> "RewardModel":
         """Load a sequence classifier with one label from a folder or by its hub name. `settings`: see `RewardModel`.
@@ -128,18 +129,18 @@ class RewardModel(MicroBatched, Reward):
         `adapter` is attached to it, and only this and the head are trained then; `seed` is that of its random numbers.
         An adapter folder is trained further. `base_weights` is how the frozen weights are stored; unless it is float32,
         they are frozen without an adapter too, and only the head is trained. "auto": the weights of an adapter's base
-        as in its files if these are bfloat16, else float32. With a `division` each process reads its part of a model
-        without an adapter.
+        as in its files if these are bfloat16, else float32. In a `world` that divides models each process reads
+        its part of a model without an adapter.
 
         Raises `ModelError` if there is none, if it is damaged, or if it has more than one label.
         """
         facts = inspect_folder(path, REWARD_MODEL)
         tokenizer = load_tokenizer(facts, kind=REWARD_MODEL)
         weights = choose_weights(base_weights, facts, frozen=bool(adapter or facts.adapter))
-        model = load_classifier(facts, choose_device(device)[0], weights=weights, division=division)
+        model = load_classifier(facts, choose_device(device)[0], weights=weights, world=world)
         if facts.adapter:  # its folder has no config.json: the tokenizer tells which padding it was trained with
             model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), division=division, **settings)
+        return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), world=world, **settings)
 
     @classmethod
     def from_policy(
@@ -232,17 +233,16 @@ class RewardModel(MicroBatched, Reward):
 
     def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute the scores [n] of rows of token ids in one forward pass; differentiable."""
-        device = device_of(self.model)
-        ids = [torch.tensor(row, device=device) for row in rows]
+        sharding = sharding_of(self.model)
+        ids = [torch.tensor(row, device=sharding.device) for row in rows]
         token_ids = pad_sequence(ids, batch_first=True, padding_value=self._pad)  # [n, T]
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        real = torch.arange(token_ids.shape[1], device=device) < lengths[:, None]
+        lengths = torch.tensor([len(row) for row in rows], device=sharding.device)
+        real = torch.arange(token_ids.shape[1], device=sharding.device) < lengths[:, None]
 
         def compute() -> tuple[Tensor]:
             return (self.model(input_ids=token_ids, attention_mask=real.long()).logits,)
 
-        sharding: Sharding | None = getattr(self.model, "sharding", None)
-        (logits,) = compute() if sharding is None else sharding(compute)
+        (logits,) = sharding(compute)
         return logits.squeeze(1).float()
 
     def _scores_of(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -252,7 +252,7 @@ class RewardModel(MicroBatched, Reward):
     def _share(self, sizes: Sequence[int]) -> list[int]:
         """Return the numbers of the items that this process computes, the smallest first: all, or a share of them."""
         order = sorted(range(len(sizes)), key=sizes.__getitem__)
-        return order if self.division is None else order[self.division.rank :: len(self.division)]
+        return order[self.world.rank :: len(self.world)]
 
     def _in_micro_batches(
         self,
@@ -271,9 +271,7 @@ class RewardModel(MicroBatched, Reward):
         def compute_all() -> list[Result]:
             budget = self.batch_sizes.micro_batch_tokens
             micro_batches = pack_by_tokens(order, lengths, groups, budget, whole_groups=whole_groups)
-            if self.division is None:
-                return [compute(each) for each in micro_batches]
-            return self.division.in_lockstep(micro_batches, compute)
+            return self.world.in_lockstep(micro_batches, compute)
 
         return self._halving_on_oom(compute_all, self.model.zero_grad)
 

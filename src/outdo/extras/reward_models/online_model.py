@@ -9,7 +9,6 @@ from outdo.extras.reward_models.model import BASE_WEIGHTS, BaseWeights, RewardMo
 from outdo.models.inspect_folder import REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.models.optimiser import OptimiserSettings
-from outdo.models.scorer import Division, division_of
 from outdo.rewards.base import Reward
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, comparisons_of, is_useful, ranking_of
 from outdo.rewards.context import RewardContext
@@ -19,6 +18,7 @@ from outdo.rewards.types import FailureCount, RewardInput, RewardOutput, Status,
 from outdo.types import Group, Rollout
 from outdo.utils.errors import UserError
 from outdo.utils.rng import shuffled_epochs
+from outdo.utils.world import ALONE, World
 
 MAX_FAILED_LABELS = 0.5
 """The share of a step's labels that may fail; with more the run stops, as it does for rewards."""
@@ -183,9 +183,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and value >= 1
 
 
-def _divides(division: Division | None, facts: ModelFacts, base_weights: str) -> Division | None:
-    """Return what divides a reward model: nothing if it has an adapter or quantised weights."""
-    return division if facts.adapter is None and base_weights in ("auto", *DIVISIBLE_WEIGHTS) else None
+def _dividing(world: World, facts: ModelFacts, base_weights: str) -> World:
+    """Return the processes that divide a reward model: this one alone if it has an adapter or quantised weights."""
+    divisible = facts.adapter is None and base_weights in ("auto", *DIVISIBLE_WEIGHTS)
+    return world if world.divides_models and divisible else ALONE
 
 
 def reward_model(
@@ -235,7 +236,7 @@ def reward_model(
         path,
         device=device,
         base_weights=base_weights,
-        division=_divides(division_of(context.world), facts, base_weights),
+        world=_dividing(context.world, facts, base_weights),
         optimiser=OptimiserSettings(lr=lr),
     )
     if label_reward is None or every is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models.attention.forward import Forward, device_of, layers_of
+from outdo.models.attention.forward import Forward, layers_of
 from outdo.models.attention.kernels import LAYOUTS, kernel_for
 from outdo.models.attention.packed import Packed, Rule, pack
 from outdo.models.base_weights import is_quantised
@@ -21,6 +21,7 @@ from outdo.models.limits import MISMATCH
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.rounding import distance, in_float64, probe_tokens, rounding
 from outdo.models.routing import find_routers, is_mixture
+from outdo.models.sharding import sharding_of
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
@@ -49,8 +50,9 @@ def choose_forward(
     Raises `ModelError` if padding changes the model's log-probabilities, if `attention` needs the shared way and the
     model does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler.
     """
-    batch = small_batch(model.config.get_text_config().vocab_size).to(device_of(model))
-    autocast = resolve_precision(precision, device_of(model)) == "bfloat16"
+    device = sharding_of(model).device
+    batch = small_batch(model.config.get_text_config().vocab_size).to(device)
+    autocast = resolve_precision(precision, device) == "bfloat16"
     settings: dict[str, Any] = {"autocast": autocast, "compile": compile}
     settings["gradient_checkpointing"] = gradient_checkpointing
     _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
@@ -166,7 +168,7 @@ class _OwnWay:
         compute = partial(_logprobs, self.forward, batch)
         self.forward.rounding = rounding(model, compute)
         # The kernels of quantised weights write float32 into whatever memory is asked for in float64.
-        impossible = self.forward.sharding is not None or any(map(is_quantised, model.parameters()))
+        impossible = self.forward.sharding.is_divided or any(map(is_quantised, model.parameters()))
         self.wide = None if impossible else in_float64(compute)
         self.narrow = _logprobs(self.forward, batch)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import cache, partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,48 +25,13 @@ from outdo.models.attention.packed import Layout, Packed, Rule, pack
 from outdo.models.lean_modules import Kind, lean_modules, readers
 from outdo.models.logprobs import Entropy, chunked_scores, predecessors
 from outdo.models.rounding import tolerance
+from outdo.models.sharding import Sharding, sharding_of
 from outdo.models.wrapped_forwards import wrapped_forwards
 from outdo.types import Batch
 from outdo.types.rows import UNKNOWN_EXPERT
 
 Way = Literal["shared", "padded"]
-Copied = TypeVar("Copied", bound=nn.Module)
 NAME = "outdo"
-
-
-class Sharding(Protocol):
-    """How the weights of a model are divided among replicas, each of which holds a part of every weight.
-
-    A divided model has it as its attribute `sharding`.
-    """
-
-    device: torch.device  # where the model computes; the parts may be in main memory
-
-    def __call__(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Call `compute`, which runs the model, with the weights gathered layer by layer; also in its backward pass.
-
-        All replicas have to do so equally often.
-        """
-        ...
-
-    def gathered(self) -> AbstractContextManager[None]:
-        """Return a context in which this process holds all weights, and may run the model as often as it likes."""
-        ...
-
-    def whole(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Return the divided model as one that is not, with the weights that are gathered; it has none afterwards."""
-        ...
-
-    def copied(self, model: PreTrainedModel, head: nn.Module | None = None) -> PreTrainedModel:
-        """Return a copy of `model`, all or a part of the divided one, that is divided too, together with `head`."""
-        ...
-
-    def on_same_parts(self, model: Copied, shared: dict[int, Any]) -> Copied:
-        """Return a deep copy of `model`, all or a part of the divided one, for which the same weights are gathered.
-
-        `shared` has what is not copied, by id, as the second argument of `copy.deepcopy`.
-        """
-        ...
 
 
 class SequenceParallel(Protocol):
@@ -109,12 +74,6 @@ class ExpertRouters(Protocol):
         ...
 
 
-def device_of(model: PreTrainedModel) -> torch.device:
-    """Return the device on which a model computes."""
-    sharding: Sharding | None = getattr(model, "sharding", None)
-    return model.device if sharding is None else sharding.device
-
-
 class Forward:
     """A model, and the way to run it."""
 
@@ -141,7 +100,7 @@ class Forward:
         # Keep only the input of each layer, and compute the layer again in the backward pass.
         self.gradient_checkpointing = gradient_checkpointing
         self.rounding = rounding  # nats by which float32 moves its log-probabilities: see `models.rounding`
-        self.device = device_of(model)
+        self.device = sharding_of(model).device
         self.routers: ExpertRouters | None = None  # of a mixture model: a batch that has `routes` replays them
         self.unreachable_routers = ""  # why a mixture model has no `routers`
         self.sequence: SequenceParallel | None = None  # the processes that compute a flat row together with this one
@@ -153,7 +112,7 @@ class Forward:
     def with_model(self, model: PreTrainedModel, *, plain_head: bool | None = None) -> "Forward":
         """Return the forward pass of another model of the same kind, run in the same way."""
         other = copy(self)
-        other.model, other.device = model, device_of(model)
+        other.model, other.device = model, sharding_of(model).device
         if model is not self.model:
             other.routers = None
         other.plain_head = self.plain_head if plain_head is None else plain_head
@@ -165,9 +124,9 @@ class Forward:
         return [weight for weight in self.model.parameters() if weight.requires_grad]
 
     @property
-    def sharding(self) -> Sharding | None:
-        """How the weights are divided among replicas; None if this process holds all of them."""
-        return getattr(self.model, "sharding", None)
+    def sharding(self) -> Sharding:
+        """Where the weights are."""
+        return sharding_of(self.model)
 
     def tolerance(self, smallest: float) -> float:
         """Return by how many nats two right computations of this model in float32 may differ; at least `smallest`."""
@@ -187,11 +146,11 @@ class Forward:
 
     def with_weights(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return what `compute` returns, which runs this model, also if its weights are divided among replicas."""
-        return compute() if self.sharding is None else self.sharding(compute)
+        return self.sharding(compute)
 
     def gathered(self) -> AbstractContextManager[None]:
         """Return a context for many runs of the model; see `Sharding.gathered`."""
-        return nullcontext() if self.sharding is None else self.sharding.gathered()
+        return self.sharding.gathered()
 
     def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute hidden states [N, H], and for each token the index of the hidden state that predicts it.
@@ -296,7 +255,7 @@ class Forward:
         try:
             with ExitStack() as replaced:
                 replaced.enter_context(onednn.gradients_by(self.gradients))
-                if packed and self.sharding is None:
+                if packed and not self.sharding.is_divided:
                     replaced.enter_context(self.precision())  # its copies last as long as the outermost block
                 if self.way == "shared":
                     replaced.enter_context(_attention_replaced(self.model))

@@ -23,7 +23,7 @@ def whole_policy(policy: PolicyView, *, keep_frozen: bool = False) -> PolicySnap
     With `keep_frozen`, frozen weights are copies, which it keeps.
     """
     sharding = policy.forward.sharding
-    if sharding is None:
+    if not sharding.is_divided:
         return PolicySnapshot.of(policy)
     model = sharding.whole(policy.model)
     if keep_frozen:

@@ -12,7 +12,7 @@ from outdo.models.chat_options import set_chat_options
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference
-from outdo.models.scorer import BatchSizes, ScoringWorld
+from outdo.models.scorer import BatchSizes
 from outdo.run.assemble import micro_batch_size
 from outdo.run.assemble.data import with_date_of_template
 from outdo.run.assemble.hardware import gradients_of, resolve_weights
@@ -41,8 +41,7 @@ def load_policy(recipe: Recipe, facts: ModelFacts, world: World) -> tuple[Policy
         world=world,
     )
     set_chat_options(policy.tokenizer, recipe.data.chat_options)
-    if isinstance(world, ScoringWorld):
-        world.check(policy.forward)
+    world.check_forward(policy.forward)
     return policy, with_date_of_template(recipe, policy, world)
 
 
