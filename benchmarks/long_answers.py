@@ -16,7 +16,7 @@ from outdo.extras.replicas.launch import RENDEZVOUS
 from outdo.extras.replicas.lockstep import sequence_group
 from outdo.extras.replicas.replicas import Replicas, join
 from outdo.extras.replicas.ulysses import in_parts
-from outdo.models.attention.choice import choose_forward
+from outdo.models.choose_forward import choose_forward
 from outdo.models.scorer import token_scores
 from outdo.run.assemble.micro_batch_size import count_saved
 from outdo.types import Batch

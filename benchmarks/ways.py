@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,9 +23,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from engine_cases import other_model
 from large_numbers import enlarged, large_model
 
-from outdo.models.attention.choice import small_batch
-from outdo.models.attention.forward import Forward, Way
+from outdo.models.fast.forward import FastForward
+from outdo.models.forward import Forward
 from outdo.models.policy import Policy
+from outdo.models.probe import small_batch
 from outdo.models.rounding import distance, in_float64, rounding
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.testing import ARCHITECTURES, byte_bpe_tokenizer, tiny_model
@@ -79,15 +81,15 @@ def row(name: str, model: PreTrainedModel) -> str:
         cells += [type(error).__name__, "–"]
     try:
         policy = Policy(model, byte_bpe_tokenizer([], 264))
-        cells += [policy.forward.way, BuiltinEngine(policy).choice.mode.name]
+        cells += [policy.forward.layout, BuiltinEngine(policy).choice.mode.name]
     except ModelError:
         cells += ["refused", "–"]
     return f"| {name} | {' | '.join(cells)} |"
 
 
 @torch.no_grad()
-def _logprobs(model: PreTrainedModel, way: Way, batch: Batch) -> Tensor:
-    forward = Forward(model, way=way, plain_head=False, autocast=False)
+def _logprobs(model: PreTrainedModel, layout: Literal["padded", "shared"], batch: Batch) -> Tensor:
+    forward = FastForward(Forward(model), layout)
     hidden, source = forward.hidden(batch)
     return forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1)  # [N, V]
 

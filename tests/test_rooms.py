@@ -1,4 +1,7 @@
-"""Each folder of `outdo.extras` can be deleted: the rest works, and a recipe that names it gets one sentence."""
+"""Each folder of `outdo.extras` can be deleted: the rest works, and a recipe that names it gets one sentence.
+
+So can `outdo.models.fast`: a run without it is slower.
+"""
 
 import json
 import os
@@ -15,8 +18,16 @@ import outdo
 
 SOURCE = Path(outdo.__file__).parent
 EXTRAS = sorted(each.name for each in (SOURCE / "extras").iterdir() if (each / "__init__.py").is_file())
+ALL_EXTRAS = [f"extras/{extra}" for extra in EXTRAS]
+FAST = "models/fast"
+NEED_FAST = {
+    'attention="shared"': 'attention = "shared"',
+    "compile=true": "compile = true",
+    "train.gradient_checkpointing=true": "gradient_checkpointing = true",
+}
+"""Settings that need the fast ways, and how the sentence about each begins."""
 
-NEEDS = r"needs outdo\.extras\.%s, which this installation of outdo does not have"
+NEEDS = r"needs %s, which this installation of outdo does not have"
 TRAIN = ("train", "recipe.toml")
 NAMED_BY: dict[str, tuple[tuple[str, ...], str]] = {
     "agents": ((*TRAIN, 'environment={name="agent",run="mine.py:run"}'), "environment"),
@@ -66,14 +77,17 @@ def home(tmp_path_factory) -> Path:
     return write_home(tmp_path_factory.mktemp("home"))
 
 
-def said_without(extras: Sequence[str], home: Path, folder: Path, *calls: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Call outdo without some extras, in one interpreter; return the status and the errors of each call."""
-    place = folder / "outdo"
-    (place / "extras").mkdir(parents=True)
-    for source, copy in ((SOURCE, place), (SOURCE / "extras", place / "extras")):
-        for each in source.iterdir():
-            if each.name not in ("extras", "__pycache__", *extras):
-                (copy / each.name).symlink_to(each)
+def said_without(
+    deleted: Sequence[str], home: Path, folder: Path, *calls: Sequence[str]
+) -> list[tuple[str, list[str]]]:
+    """Call outdo without some folders, in one interpreter; return the status and the errors of each call."""
+    for parent in ("", "extras", "models"):
+        copy = folder / "outdo" / parent
+        copy.mkdir(parents=True)
+        left_out = {SOURCE / name for name in ("extras", "models", *deleted)}
+        for source in {*(SOURCE / parent).iterdir()} - left_out:
+            if source.name != "__pycache__":
+                (copy / source.name).symlink_to(source)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(calls)],
         cwd=home,
@@ -90,24 +104,60 @@ def test_each_extra_is_named_by_a_setting_or_a_command():
     assert sorted([*NAMED_BY, "record"]) == EXTRAS
 
 
+def whole_run(name: str) -> tuple[Sequence[str], ...]:
+    """The calls that check, train, resume and evaluate a run."""
+    return (
+        ("check", "recipe.toml"),
+        ("train", "recipe.toml", f"run={name}", "steps=2", "eval.every=1"),
+        ("resume", f"runs/{name}", "steps=3"),
+        ("eval", f"runs/{name}"),
+    )
+
+
+def steps_of(home: Path, name: str) -> list[dict[str, float]]:
+    """The metrics of each step of a run."""
+    return [json.loads(line) for line in (home / f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+
+
 def test_without_any_extra_outdo_checks_trains_stops_resumes_and_evaluates_and_refuses_what_needs_one(
     home: Path, tmp_path: Path
 ):
-    works = (
-        ("check", "recipe.toml"),
-        ("train", "recipe.toml", "run=alone", "steps=2", "eval.every=1"),
-        ("resume", "runs/alone", "steps=3"),
-        ("eval", "runs/alone"),
-    )
-    said = said_without(EXTRAS, home, tmp_path, *works, *(arguments for arguments, _ in NAMED_BY.values()))
+    works = whole_run("alone")
+    said = said_without(ALL_EXTRAS, home, tmp_path, *works, *(arguments for arguments, _ in NAMED_BY.values()))
     for status, errors in said[: len(works)]:
         assert status == "0", errors
-    lines = (home / "runs/alone/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
-    sentence = re.compile(".*: " + NEEDS % r"\w+")
+    assert [step["step"] for step in steps_of(home, "alone")] == [1, 2, 3]
+    sentence = re.compile(".*: " + NEEDS % r"outdo\.extras\.\w+")
     for status, errors in said[len(works) :]:
         assert status == "2", errors
         assert [line for line in errors if not sentence.fullmatch(line)] == [] != errors
+
+
+@pytest.mark.parametrize(
+    ("name", "deleted"),
+    [("plain", [FAST, *ALL_EXTRAS]), pytest.param("slow", [FAST], marks=pytest.mark.release)],
+    ids=["with the extras", "alone"],
+)
+def test_without_the_fast_ways_a_run_checks_trains_resumes_and_evaluates_with_the_numbers_of_one_that_has_them(
+    name: str, deleted: Sequence[str], home: Path, tmp_path: Path
+):
+    runs = (whole_run(name), whole_run(f"fast-{name}"))
+    said = said_without(deleted, home, tmp_path / "without", *runs[0])
+    assert any("does not have outdo.models.fast" in line for line in said[1][1])
+    for status, errors in (*said, *said_without((), home, tmp_path / "with", *runs[1])):
+        assert status == "0", errors
+    plain, fast = steps_of(home, name), steps_of(home, f"fast-{name}")
+    assert [step["step"] for step in plain] == [1, 2, 3]
+    # The random numbers of an answer are those of its question, so that the first step samples the same tokens.
+    for metric in ("reward", "entropy", "grad_norm"):
+        assert plain[0][metric] == pytest.approx(fast[0][metric], rel=1e-3)
+
+
+def test_without_the_fast_ways_what_needs_them_is_refused(home: Path, tmp_path: Path):
+    calls = [(*TRAIN, f"run={number}", setting) for number, setting in enumerate(NEED_FAST)]
+    for key, (status, errors) in zip(NEED_FAST.values(), said_without([FAST], home, tmp_path, *calls), strict=True):
+        assert status == "2", errors
+        assert errors[-1].endswith(f"{key}: {NEEDS % 'outdo.models.fast'}")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +166,10 @@ def test_without_any_extra_outdo_checks_trains_stops_resumes_and_evaluates_and_r
 def test_without_an_extra_outdo_trains_and_refuses_what_needs_it(extra: str, home: Path, tmp_path: Path):
     arguments, key = NAMED_BY.get(extra, ((), ""))
     train = (*TRAIN, f"run={extra}", "steps=2")
-    (status, errors), *refused = said_without([extra], home, tmp_path, train, *([arguments] if arguments else []))
+    calls = (train, *([arguments] if arguments else []))
+    (status, errors), *refused = said_without([f"extras/{extra}"], home, tmp_path, *calls)
     assert status == "0", errors
+    needs = NEEDS % rf"outdo\.extras\.{extra}"
     for status, (line,) in refused:
         assert status == "2"
-        assert re.fullmatch(rf"outdo: (command line: )?{re.escape(key)}: (.*: )?{NEEDS % extra}", line)
+        assert re.fullmatch(rf"outdo: (command line: )?{re.escape(key)}: (.*: )?{needs}", line)

@@ -37,7 +37,7 @@ from outdo.extras.vllm.engine import vllm
 from outdo.loop import in_turn, train
 from outdo.models.adapter import attach
 from outdo.models.bundle import Models
-from outdo.models.fastest_products import fastest_gradients
+from outdo.models.fast.fastest_products import fastest_gradients
 from outdo.models.onednn import ONEDNN
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy

@@ -326,7 +326,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a model that is computed in the padded way": (
         "shared",
-        {"outdo.models.attention.choice._other_connection": lambda shared, batch: "something else"},
+        {"outdo.models.fast.choice._other_connection": lambda shared, batch: "something else"},
     ),
     "a block of the vocabulary that is left out": (
         "vocabulary",

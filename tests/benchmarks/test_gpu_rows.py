@@ -128,7 +128,7 @@ AdamW.step = step
     ),
     "a compiled layer that has the weights of the first one": Fault(
         "compile",
-        "outdo.models.attention.forward",
+        "outdo.models.fast.forward",
         """
 @cache
 def _compiled(forward):

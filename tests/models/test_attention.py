@@ -20,9 +20,9 @@ from engine_cases import (
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outdo.models.attention.choice import choose_forward
-from outdo.models.attention.forward import Forward
-from outdo.models.attention.packed import pack
+from outdo.models.choose_forward import choose_forward
+from outdo.models.fast.packed import pack
+from outdo.models.forward import Forward
 from outdo.models.scorer import BatchSizes, Scorer
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Prompt
@@ -51,7 +51,7 @@ def test_shared_and_padded_give_equal_log_probabilities_and_gradients(arch):
         scores = scorer(policy, way).scores(batch)
         (weights * scores.logprobs).sum().backward()
         found[way] = (scores.logprobs.detach(), gradient(policy))
-    assert policy.forward.way == "shared"
+    assert policy.forward.layout == "shared"
     torch.testing.assert_close(found["shared"][0], found["padded"][0], rtol=0, atol=1e-10)
     assert apart(found["shared"][1], found["padded"][1]) < 1e-10
 
@@ -114,7 +114,7 @@ def test_scores_are_zero_exactly_where_a_token_is_not_trained():
 
 def test_a_model_without_attention_runs_padded_and_has_the_reason():
     policy = shared("mamba")
-    assert policy.forward.way == "padded"
+    assert policy.forward.layout == "padded"
     assert "log-probabilities differ" in policy.forward.reason
     batch = ragged()
     torch.testing.assert_close(
@@ -130,7 +130,7 @@ def test_a_mixture_of_experts_shares_its_prompts(arch, changes):
     """Which tokens meet at an expert changes the last bits of its products, and nothing else."""
     model, batch = other_model(arch, num_experts_per_tok=2, head_dim=8, num_hidden_layers=4, **changes), ragged()
     forward = choose_forward(model)
-    assert (forward.way, forward.reason) == ("shared", "")
+    assert (forward.layout, forward.reason) == ("shared", "")
     found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
 
@@ -153,7 +153,7 @@ def test_shared_attention_is_an_error_if_the_model_does_not_allow_it():
 def test_a_model_with_unsupported_attention_runs_padded(arch, changes):
     model, batch = other_model(arch, **changes), ragged()
     forward = choose_forward(model)
-    assert forward.way == "padded"
+    assert forward.layout == "padded"
     assert forward.reason
     found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
@@ -193,7 +193,7 @@ def test_a_model_that_limits_attention_by_a_mask_alone_runs_padded(arch, changes
 def test_logits_that_are_more_than_the_output_embedding_are_computed_by_the_model(arch, changes):
     model, batch = other_model(arch, **changes), ragged()
     forward = choose_forward(model)
-    assert (forward.way, forward.plain_head) == ("shared", False)
+    assert (forward.layout, forward.plain_head) == ("shared", False)
     found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
 
@@ -297,7 +297,7 @@ def test_gradient_checkpointing_gives_the_same_bits_and_keeps_less(arch, way):
 
 def test_gradient_checkpointing_needs_marked_layers(monkeypatch):
     model = shared().model
-    monkeypatch.setattr("outdo.models.attention.forward.GradientCheckpointingLayer", torch.nn.Bilinear)
+    monkeypatch.setattr("outdo.models.layers.GradientCheckpointingLayer", torch.nn.Bilinear)
     with pytest.raises(ModelError, match="gradient_checkpointing = true: Qwen3ForCausalLM does not mark"):
         choose_forward(model, gradient_checkpointing=True)
 

@@ -125,7 +125,7 @@ def test_a_layer_of_8_bits_computes_with_its_rounded_weight_and_keeps_no_copy_of
 @pytest.mark.parametrize("weights", ["int8", "nf4"])
 def test_a_quantised_base_takes_the_fast_way(adapter: Path, weights: Weights):
     forward = Policy.load(adapter, weights=weights).forward
-    assert (forward.way, forward.reason) == ("shared", "")
+    assert (forward.layout, forward.reason) == ("shared", "")
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "nf4"])

@@ -8,8 +8,8 @@ from engine_cases import apart, fresh, ragged
 from policy_cases import ADVANTAGE, ALL_TERMS, prepared, updated
 
 from outdo.algorithms.objectives.presets import grpo
-from outdo.models.attention.forward import Forward
 from outdo.models.critic import Critic, own_head, own_model
+from outdo.models.forward import Forward
 from outdo.models.scorer import BatchSizes
 from outdo.types import Batch
 from outdo.utils.errors import OutdoError

@@ -10,11 +10,13 @@ from large_numbers import enlarged, large_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outdo.models.attention import choice
-from outdo.models.attention.choice import choose_forward, small_batch
-from outdo.models.attention.forward import Forward
-from outdo.models.attention.packed import Packed
+from outdo.models import probe
+from outdo.models.choose_forward import choose_forward
+from outdo.models.fast.forward import FastForward
+from outdo.models.fast.packed import Packed
+from outdo.models.forward import Forward
 from outdo.models.policy import Policy
+from outdo.models.probe import next_logprobs, small_batch
 from outdo.models.rounding import distance, in_float64, rounding, tolerance
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.builtin.kv_cache import KVCache
@@ -33,11 +35,9 @@ WRONG = [
 ]
 
 
-def logprobs(model: PreTrainedModel, way: str) -> Tensor:
+def logprobs(forward: Forward) -> Tensor:
     """Log-probabilities [N, V] of the tokens on which models are tried."""
-    forward = Forward(model, way=way, plain_head=False, autocast=False)
-    with torch.no_grad():
-        return choice._logprobs(forward, small_batch(model.config.get_text_config().vocab_size))
+    return next_logprobs(forward, small_batch(forward.model.config.get_text_config().vocab_size))
 
 
 def sampling_of(model: PreTrainedModel) -> str:
@@ -48,18 +48,18 @@ def sampling_of(model: PreTrainedModel) -> str:
 @LARGE
 def test_a_model_with_the_numbers_of_a_large_one_takes_the_fast_way(arch):
     model = large_model(arch)
-    own, shared = logprobs(model, "padded"), logprobs(model, "shared")
+    own, shared = logprobs(Forward(model)), logprobs(FastForward(Forward(model), "shared"))
     assert own.min() < -40
     assert (own - shared).abs().max() > 2e-5  # some 2e-6 in a model with small numbers
     forward = choose_forward(model)
-    assert (forward.way, forward.reason) == ("shared", "")
+    assert (forward.layout, forward.reason) == ("shared", "")
     assert sampling_of(model) == "continuous batching"
 
 
 @pytest.mark.release
 def test_the_real_model_takes_the_fast_way(smollm2: Path):
     policy = Policy.load(smollm2, device="cpu")
-    assert (policy.forward.way, policy.forward.reason) == ("shared", "")
+    assert (policy.forward.layout, policy.forward.reason) == ("shared", "")
     assert BuiltinEngine(policy).choice.mode.name == "continuous batching"
     assert 1e-6 < policy.forward.rounding < 1e-4
 
@@ -67,13 +67,13 @@ def test_the_real_model_takes_the_fast_way(smollm2: Path):
 @pytest.mark.release
 def test_a_vocabulary_of_262144_tokens_takes_the_fast_way():
     model = large_model("gemma3_text", vocab=262_144, layers=2)
-    assert choose_forward(model).way == "shared"
+    assert choose_forward(model).layout == "shared"
 
 
 @pytest.mark.parametrize(("arch", "changes"), WRONG)
 def test_each_wrong_way_that_is_known_is_refused_with_large_numbers_too(arch, changes):
     forward = choose_forward(enlarged(other_model(arch, **changes)))
-    assert forward.way == "padded"
+    assert forward.layout == "padded"
     assert forward.reason
 
 
@@ -82,7 +82,7 @@ def test_each_wrong_way_that_is_known_is_refused_with_large_numbers_too(arch, ch
 def test_attention_that_is_a_little_wrong_is_refused(monkeypatch, large, exact):
     """Three parts in 100,000 are seen in float64, and one in twenty among the rounding of float32."""
     if not exact:
-        monkeypatch.setattr(choice, "in_float64", lambda compute: None)
+        monkeypatch.setattr(probe, "in_float64", lambda compute: None)
     attend = Packed.attend
 
     def a_little_wrong(row: Packed, query: Tensor, *rest: object) -> Tensor:
@@ -90,7 +90,7 @@ def test_attention_that_is_a_little_wrong_is_refused(monkeypatch, large, exact):
 
     monkeypatch.setattr(Packed, "attend", a_little_wrong)
     model = large_model("qwen3") if large else tiny_model()[0]
-    assert choose_forward(model).way == "padded"
+    assert choose_forward(model).layout == "padded"
 
 
 @LARGE
@@ -110,7 +110,7 @@ def test_a_model_that_float64_cannot_compute_takes_the_fast_way_by_its_own_round
     model = other_model("qwen3_moe", **EXPERTS)
     model = enlarged(model) if large else model
     assert in_float64(partial(logprobs, model, "padded")) is None
-    assert choose_forward(model).way == "shared"
+    assert choose_forward(model).layout == "shared"
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])

@@ -5,7 +5,7 @@ import torch
 from engine_cases import requests, shared
 from torch import Tensor
 
-from outdo.models.attention.packed import Rule, attention, within
+from outdo.models.attention import Rule, attention, within
 from outdo.rollouts.engines.builtin.engine import ContinuousBatch
 from outdo.rollouts.engines.builtin.kv_cache import KVCache
 from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule

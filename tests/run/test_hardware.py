@@ -7,7 +7,7 @@ import pytest
 from outdo.config.fields import GradientProducts
 from outdo.config.file import load
 from outdo.models import onednn
-from outdo.models.fastest_products import Measured
+from outdo.models.fast.fastest_products import Measured
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.onednn import Gradients
 from outdo.run.assemble import assemble, hardware
@@ -38,7 +38,7 @@ def test_a_device_that_stands_in_the_recipe_is_not_called_requested(home: Path, 
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, found: Measured | None) -> None:
-    monkeypatch.setattr(hardware, "fastest_gradients", lambda matrices: found)
+    monkeypatch.setattr("outdo.models.fast.fastest_products.fastest_gradients", lambda matrices: found)
 
 
 def test_the_libraries_that_were_measured_stand_in_the_recipe_of_the_run(home: Path, monkeypatch):

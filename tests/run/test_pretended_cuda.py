@@ -72,7 +72,7 @@ def two_steps(method: str, folder: Path, *, cuda: bool, tokens: int = TOKENS, gr
         if cuda:
             move(model)
         policy = Policy(model, tokenizer, optimiser=OptimiserSettings(lr=1e-2), precision="float32")
-        assert policy.forward.way == "shared"
+        assert policy.forward.layout == "shared"
         environment, sampling = SingleTurn(InProcessReward(score)), SamplingParams(max_tokens=tokens)
         sampler = GroupSampler(BuiltinEngine(policy), environment, group_size=group, sampling=sampling)
         prompts = [Prompt(id=str(n), text=f"{n}?", token_ids=tuple(range(5, 8 + n)), answer=None) for n in range(2)]

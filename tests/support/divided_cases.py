@@ -71,7 +71,7 @@ def each_replica_reads_its_part(replicas: Replicas) -> None:
         expected = Policy.load(folder, device="cpu")
         found = Policy.load(folder, device="cpu", world=dividing(replicas))
         assert type(found.model) is type(expected.model)
-        assert found.forward.way == expected.forward.way
+        assert found.forward.layout == expected.forward.layout
         for name, weight in expected.model.state_dict().items():
             assert whole(found.model.state_dict()[name]).equal(weight), name
         for own, other in zip(found.model.buffers(), expected.model.buffers(), strict=True):
@@ -92,7 +92,7 @@ def a_base_with_adapters_is_divided(replicas: Replicas) -> None:
             Models.of(Policy.load(folder, world=world, **settings), OBJECTIVE, advantage=gae)  # type: ignore[arg-type]
             for world in (ALONE, dividing(replicas))
         )
-        assert parts.policy.forward.way == "shared"
+        assert parts.policy.forward.layout == "shared"
         before = whole(frozen_weights(parts))
         assert_equal(dict(frozen_weights(alone)), before)
         held = sum(own_part(weight).numel() for weight in frozen_weights(parts).values())

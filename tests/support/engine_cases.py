@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from outdo.models.attention.forward import Forward, Way
+from outdo.models.fast.forward import FastForward
+from outdo.models.forward import Forward
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, Scorer
 from outdo.testing import tiny_model
@@ -54,10 +56,10 @@ def other_model(arch: str, **changes: object) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **shape | changes)).eval()
 
 
-def scorer(policy: Policy, way: Way) -> Scorer:
-    """The same weights, run in the way that is asked for."""
-    found = policy.forward
-    return Scorer(Forward(policy.model, way=way, plain_head=found.plain_head, autocast=False), BatchSizes())
+def scorer(policy: Policy, layout: Literal["padded", "shared"]) -> Scorer:
+    """The same weights; the padded layout is that of the plain forward pass."""
+    plain = Forward(policy.model, plain_head=policy.forward.plain_head)
+    return Scorer(plain if layout == "padded" else FastForward(plain, layout), BatchSizes())
 
 
 def tokens(length: int, seed: int) -> tuple[int, ...]:

@@ -197,11 +197,11 @@ def models_that_have_no_parts(replicas: Replicas) -> None:
 def a_wrong_exchange_is_found_at_the_start(replicas: Replicas) -> None:
     """A few tokens are compared with one process, as the library of a device may be wrong."""
     made, world = policy(), in_groups(replicas)
-    world.check(made.forward)
+    world.check_forward(made.forward)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ulysses, "_exchanged", lambda parts, group: parts)
         with pytest.raises(ModelError, match="2 replicas compute other log-probabilities of a sequence than one does"):
-            world.check(made.forward)
+            world.check_forward(made.forward)
 
 
 # ----------------------------------------------------------------------------------------- faults, and four replicas

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.models.inspect_folder import ADAPTER_CONFIG
 from outdo.models.limits import CHANGING_BASE, DIVISIBLE_LORA
 from outdo.models.sharding import sharding_of

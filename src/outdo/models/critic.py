@@ -4,7 +4,6 @@ A critic reads hidden states: those of a model of its own (`own_model`), which i
 which it does not train. V of a token is computed from the hidden state that predicts it, before the token is read.
 """
 
-import copy
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -19,9 +18,9 @@ from transformers import PreTrainedModel
 from outdo.algorithms.objectives.weights import Weight
 from outdo.algorithms.requirements import requirements_of
 from outdo.models.adapter import has_adapter, load_state_without_base, on_same_base, state_without_base
-from outdo.models.attention.choice import choose_forward
-from outdo.models.attention.forward import Forward
+from outdo.models.choose_forward import choose_forward
 from outdo.models.finite import check_finite
+from outdo.models.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
@@ -37,19 +36,14 @@ WIDEST = 2**20
 
 
 class ValueForward(Forward):
-    """The forward pass of a critic: the score of a token is V of the prefix before it."""
+    """The forward pass of a critic, made by `Forward.overridden`: the score of a token is V of the prefix before it.
 
-    def __init__(self, forward: Forward, head: nn.Module, *, trains_model: bool) -> None:
-        vars(self).update(vars(forward))
-        self.value_head = head
-        self.trains_model = trains_model
-        self.after = False
+    `after`: V of the prefix that ends with it.
+    """
 
-    def after_tokens(self) -> "ValueForward":
-        """Return the forward pass whose score of a token is V of the prefix that ends with it."""
-        other = copy.copy(self)
-        other.after = True
-        return other
+    value_head: nn.Module
+    trains_model: bool
+    after: bool
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -97,9 +91,10 @@ class Critic(MicroBatched):
         super().__init__(batch_sizes or BatchSizes())
         # The parts of a divided head stay where FSDP has put them.
         self.head = head if any(map(is_sharded, head.parameters())) else head.to(forward.device)
-        self.forward = ValueForward(forward, self.head, trains_model=trains_model)
+        made = partial(forward.overridden, ValueForward, value_head=self.head, trains_model=trains_model)
+        self.forward = made(after=False)
         self.scoring = world.scoring(Scoring(self.forward))
-        self.scoring_after = world.scoring(Scoring(self.forward.after_tokens()))
+        self.scoring_after = world.scoring(Scoring(made(after=True)))
         self.trains_model = trains_model
         self.trained = nn.ModuleDict({"head": head, **({"model": forward.model} if trains_model else {})})
         self.optimiser = Optimiser(self.trained, optimiser or OptimiserSettings(lr=1e-5))

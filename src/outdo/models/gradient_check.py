@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models.attention.choice import small_batch
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
+from outdo.models.probe import small_batch
 from outdo.models.rounding import last_bits_changed
 from outdo.utils.errors import ModelError
 
@@ -74,7 +74,7 @@ def mean_logprob(forward: Forward) -> Tensor:
 def check_rows_apart(model: PreTrainedModel, padded: Forward) -> None:
     """Raise `ModelError` if an adapter lets a token read another row of its batch, or a token after it.
 
-    Then its log-probability depends on the micro-batch. `padded` is the forward pass in the padded way. A new adapter
+    Then its log-probability depends on the micro-batch. `padded` is the forward pass with padded rows. A new adapter
     computes nothing, so that some noise is added to its weights meanwhile. Where nothing is read, the derivative is
     exactly 0, however the numbers round.
     """

@@ -85,7 +85,7 @@ class ModelFacts:
     vocab_size: int | None  # rows of the embedding
     max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
     normed_heads: bool = False  # whether attention normalises its queries and keys
-    lean: bool = False  # whether its layers keep less for the backward pass, by `lean_modules`
+    lean: bool = False  # whether its layers keep less for the backward pass, by `fused_modules`
     adapter: Path | None = None  # the folder of an adapter of this model
     dequantised: str | None = None  # of a GGUF file: the type of most of its weights, for example Q4_1
 

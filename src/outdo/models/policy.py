@@ -13,9 +13,9 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from outdo.algorithms.objectives.base import Objective, clip_measurements
 from outdo.models.adapter import attach, check_divisible, has_adapter, save_adapter, set_base
-from outdo.models.attention.choice import AttentionSetting, choose_forward
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights
+from outdo.models.choose_forward import AttentionSetting, choose_forward
 from outdo.models.device import Precision, choose_device
 from outdo.models.finite import check_finite
 from outdo.models.gradient_check import check_gradient, check_rows_apart, mean_logprob
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class Policy(Scorer):
-    """The model being trained, its tokenizer, and its optimiser. `version` counts optimiser steps."""
+    """The model being trained, its tokenizer, and its optimiser. `version` counts optimiser steps.
+
+    It is computed in the fastest way that gives the model's own log-probabilities: see `choose_forward`.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Policy(Scorer):
         if has_adapter(model):
             check_gradient(model, partial(mean_logprob, forward.in_float32()))
             if not forward.sharding.is_divided:  # on a divided base there is LoRA alone
-                check_rows_apart(model, forward.in_float32().with_way("padded"))
+                check_rows_apart(model, forward.in_float32().padded())
         self.model = model
         self.tokenizer = tokenizer
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings())

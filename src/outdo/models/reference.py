@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outdo.models.adapter import changes_nothing, has_adapter, on_same_base, switch, trained_weights
-from outdo.models.attention.choice import choose_forward
+from outdo.models.choose_forward import choose_forward
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.policy import Policy
 from outdo.models.rounding import probe_tokens

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.models.logprobs import Entropy, token_collision, top_tokens
 from outdo.types import Batch, TokenScores
 from outdo.utils.errors import OutdoError

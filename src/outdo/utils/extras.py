@@ -2,7 +2,7 @@
 deleted.
 
 The core never imports them. It has their names in tables, as `"outdo.extras.vllm.engine:open_vllm"`, and imports one
-here when it is asked for.
+here when it is asked for. So it is with `outdo.models.fast`, without which a run is slower.
 """
 
 import importlib
@@ -13,6 +13,7 @@ from outdo.utils.errors import UserError
 from outdo.utils.imports import split
 
 PACKAGE = "outdo.extras"
+FAST = "outdo.models.fast"
 WITH_DEPENDENCIES = frozenset({"agents", "gym", "hub", "ray"})
 """The extras whose optional dependencies are a group of the same name."""
 
@@ -31,11 +32,21 @@ def load_extra(spec: str, key: str) -> Any:
     except ModuleNotFoundError as error:
         if mistake := missing_extra(str(error.name), key):
             raise UserError([mistake]) from error
+        if str(error.name).startswith(FAST):
+            raise UserError([f"{key}: needs {FAST}, which this installation of outdo does not have"]) from error
         package, extra = str(error.name).partition(".")[0], extra_of(spec)
         if extra is None or package == PACKAGE.partition(".")[0]:
             raise
         how = f"pip install 'outdo[{extra}]'" if extra in WITH_DEPENDENCIES else "install it"
         raise UserError([f"{key}: needs the package {package}: {how}"]) from error
+
+
+def fast(spec: str) -> Any:
+    """Return what `"module:object"` names in `outdo.models.fast`; None if that folder was deleted."""
+    if find_spec(FAST) is None:
+        return None
+    module, name = split(spec)
+    return getattr(importlib.import_module(f"{FAST}.{module}"), name)
 
 
 def missing_extra(spec: str, key: str) -> str | None:

@@ -18,7 +18,7 @@ from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, constant, prompt_mean, sequence_mean, token_mean
 from outdo.extras.agents.agent import Agent
-from outdo.models.attention.conversations import conversations
+from outdo.models.conversations import conversations
 from outdo.models.critic import own_model
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores

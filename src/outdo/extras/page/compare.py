@@ -13,7 +13,7 @@ import torch
 
 from outdo.extras.page.encode import Table
 from outdo.extras.page.select import SCORED_COLUMNS, CheckpointComparison
-from outdo.models.attention.choice import choose_forward
+from outdo.models.choose_forward import choose_forward
 from outdo.models.device import choose_device
 from outdo.models.loading import load_model
 from outdo.models.scorer import BatchSizes, Scorer

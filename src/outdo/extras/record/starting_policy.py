@@ -7,8 +7,8 @@ from torch import Tensor
 
 from outdo.config.recipe import Recipe
 from outdo.models.adapter import on_same_base, switch, trains_base
-from outdo.models.attention.choice import choose_forward
 from outdo.models.bundle import Models
+from outdo.models.choose_forward import choose_forward
 from outdo.models.download import downloaded
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model
@@ -58,9 +58,7 @@ def _loaded(recipe: Recipe, policy: Policy) -> Scorer:
     model = load_model(downloaded(inspect_folder(recipe.model))).requires_grad_(False)
     if policy.device.type != "cpu":
         return Scorer(choose_forward(model, precision="float32"), BatchSizes())
-    forward = policy.forward.with_model(model)
-    forward.sequence = None  # this process computes alone
-    return Scorer(forward, policy.batch_sizes)
+    return Scorer(policy.forward.with_model(model), policy.batch_sizes)
 
 
 def _without_adapter(policy: Policy) -> Scorer:

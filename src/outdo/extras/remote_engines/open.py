@@ -10,7 +10,7 @@ from outdo.config.names import BUILTIN_ENGINE, ENGINES, RAY_ENGINE
 from outdo.config.recipe import Piece
 from outdo.extras.remote_engines.proof import BFLOAT16, FLOAT32, SEQUENCES, Bound, Proof
 from outdo.extras.remote_engines.remote import Maker, RemoteEngine
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine, PolicyView
 from outdo.rollouts.engines.builtin.probe import TOLERANCE

@@ -10,7 +10,7 @@ import torch
 
 from outdo.extras.remote_engines.first_replica import on_first_replica
 from outdo.extras.remote_engines.proof import Proof
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.rollouts.engines.base import Engine, EpisodeT, Item, PolicyView
 from outdo.rollouts.engines.copies import whole_policy
 from outdo.rollouts.engines.sampling import SamplingParams

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outdo.extras.replicas.replicas import Replicas, ReplicatedScoring, translated, without_grads
 from outdo.extras.replicas.ulysses import SequenceGroup, check_parts, in_parts
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import (
     BatchSizes,

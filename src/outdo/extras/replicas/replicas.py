@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from outdo.extras.replicas.launch import RENDEZVOUS
 from outdo.extras.replicas.network import choose_interface
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, Scoring
 from outdo.types import Batch, TokenScores

@@ -11,7 +11,6 @@ Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509.
 
 import math
 from collections.abc import Mapping
-from copy import copy
 from functools import partial
 from typing import Any, cast
 
@@ -21,9 +20,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PretrainedConfig
 
-from outdo.models.attention.choice import NARROW_TOLERANCE, TOLERANCE, small_batch
-from outdo.models.attention.forward import Forward, Layout
-from outdo.models.attention.packed import Rule
+from outdo.models.attention import Layout, Rule
+from outdo.models.fast.forward import FastForward
+from outdo.models.forward import Forward
+from outdo.models.logprobs import Entropy
+from outdo.models.probe import NARROW_TOLERANCE, TOLERANCE, small_batch
+from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
 OF_ALL_POSITIONS = ("dynamic", "longrope")
@@ -31,10 +33,7 @@ OF_ALL_POSITIONS = ("dynamic", "longrope")
 
 
 class SequenceGroup:
-    """Processes that compute sequences together, as one of them sees them.
-
-    See `outdo.models.attention.forward.SequenceParallel`.
-    """
+    """Processes that compute the same flat rows, each of them its part of the tokens, as one of them sees them."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -44,9 +43,11 @@ class SequenceGroup:
         return dist.get_world_size(self.group)
 
     def part(self, row: Tensor) -> Tensor:
+        """Return this process's tokens of a row: [S n, ...] -> [n, ...]."""
         return row.chunk(len(self))[self.rank]
 
     def layout(self, layout: Layout) -> Layout:
+        """Return the attention of `layout` over a whole row, which each process calls with its tokens of the row."""
         return HeadsForTokens(layout, self)
 
     def joined(self, values: Tensor, own: Tensor) -> Tensor:
@@ -65,9 +66,35 @@ def in_parts(forward: Forward, sequence: SequenceGroup) -> Forward:
     """
     if why := _not_in_parts(forward, len(sequence)):
         raise ModelError(f'attention = "ulysses": {type(forward.model).__name__} cannot be computed in parts: {why}')
-    other = copy(forward)
-    other.sequence = sequence
-    return other
+    return forward.overridden(InParts, sequence=sequence, parts=len(sequence))
+
+
+class InParts(FastForward):
+    """A forward pass in which the processes of `sequence` compute the parts of each flat row.
+
+    Each has the n hidden states of its part; the indices of `hidden` are those of the whole row.
+    """
+
+    sequence: SequenceGroup
+
+    def flat(self, token_ids: Tensor, positions: Tensor, layout: Layout, routes: Tensor | None = None) -> Tensor:
+        """Compute the hidden states [n, H] of this process's part of a flat row [S n]; see `FastForward.flat`."""
+        part = self.sequence.part
+        routes = None if routes is None else part(routes)
+        return super().flat(part(token_ids), part(positions), self.sequence.layout(layout), routes)
+
+    def scores_at(
+        self, batch: Batch, rows: Tensor, columns: Tensor, *, entropy: Entropy, chunk: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Forward.scores_at`; every process returns the scores of all tokens."""
+        hidden, source = self.hidden(batch)
+        at = source[rows, columns] - self.sequence.rank * len(hidden)
+        own = (at >= 0) & (at < len(hidden))  # the tokens that this process predicts
+        token_ids, temperature = batch.token_ids[rows, columns][own], batch.temperature[rows][own]
+        logprobs, entropies = self.scores(
+            hidden.index_select(0, at[own]), token_ids, temperature, entropy=entropy, chunk=chunk
+        )
+        return self.sequence.joined(logprobs, own), self.sequence.joined(entropies, own)
 
 
 @torch.no_grad()
@@ -94,7 +121,7 @@ def _not_in_parts(forward: Forward, count: int) -> str:
     """Return why a model cannot be computed in `count` parts; empty if it can."""
     config = forward.model.config.get_text_config()
     heads = config.num_attention_heads
-    if forward.way != "shared":
+    if forward.layout != "shared":
         return f"its attention cannot be replaced ({forward.reason})"
     if heads % count:
         return f"its {heads} attention heads cannot be divided by {count} replicas"

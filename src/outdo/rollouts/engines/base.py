@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request

@@ -9,7 +9,7 @@ from outdo.config.engines import engine_mistakes, is_remote, machine_mistakes
 from outdo.config.file import read_piece
 from outdo.config.names import BUILTIN_ENGINE, REMOTE_DEVICES, REMOTE_ENGINE, REPLICATED_ENGINE
 from outdo.config.recipe import Piece, Recipe
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine

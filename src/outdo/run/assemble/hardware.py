@@ -13,9 +13,9 @@ from outdo.config.fields import GradientProducts
 from outdo.config.recipe import Recipe
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device, make_deterministic, resolve_precision
-from outdo.models.fastest_products import fastest_gradients
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.onednn import ONEDNN, Gradients
+from outdo.utils.extras import fast
 from outdo.utils.machine import main_memory
 from outdo.utils.malloc import disable_trim
 from outdo.utils.world import ALONE, World
@@ -89,7 +89,8 @@ def choose_products(recipe: Recipe, facts: ModelFacts) -> tuple[GradientProducts
     """
     if recipe.gradient_products is not None:
         return recipe.gradient_products, [f"gradient products: {_named(recipe.gradient_products)} (set in the recipe)"]
-    measured = fastest_gradients(facts.layer_matrices)
+    fastest_gradients = fast("fastest_products:fastest_gradients")
+    measured = None if fastest_gradients is None else fastest_gradients(facts.layer_matrices)
     if measured is None:
         return None, []
     products = GradientProducts(**measured.gradients._asdict())

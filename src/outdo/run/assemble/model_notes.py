@@ -31,15 +31,14 @@ def _adapter_note(policy: Policy, weights: str) -> list[str]:
 
 def _attention_note(recipe: Recipe, policy: Policy) -> str:
     forward, share = policy.forward, sequence_replicas(recipe)
-    kernel = "" if forward.kernel == "sdpa" else f", by {forward.kernel}"
     parts = f", each sequence by {share} replicas" if share > 1 else ""
-    return f"attention: {forward.way}{kernel}{parts}" + (f" ({forward.reason})" if forward.reason else "")
+    return f"attention: {forward.description}{parts}" + (f" ({forward.reason})" if forward.reason else "")
 
 
 def _modules_note(policy: Policy) -> list[str]:
     """Return the kinds of modules that outdo computes in place of the model's own, if there are any."""
-    lean = policy.forward.lean
-    return [f"modules that outdo computes with less memory: {', '.join(lean)}"] if lean else []
+    fused = policy.forward.fused
+    return [f"modules that outdo computes with less memory: {', '.join(fused)}"] if fused else []
 
 
 def _offload_note(recipe: Recipe, policy: Policy) -> list[str]:

@@ -6,9 +6,9 @@ from typing import cast
 from outdo.algorithms.requirements import Requires
 from outdo.config.attention import sequence_replicas
 from outdo.config.recipe import Recipe
-from outdo.models.attention.choice import AttentionSetting
 from outdo.models.bundle import Models
 from outdo.models.chat_options import set_chat_options
+from outdo.models.choose_forward import AttentionSetting
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
 from outdo.models.reference import load_reference

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedToken
 
 from outdo.config.names import BUILTIN_ENGINE
 from outdo.config.recipe import Recipe
-from outdo.models.attention.forward import Forward
+from outdo.models.forward import Forward
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.loading import config_of
 from outdo.models.policy import Policy
@@ -34,7 +34,7 @@ def fallback_warnings(forward: Forward, choice: SamplingChoice | None) -> list[s
     `choice` is that of the built-in engine; None if another one samples.
     """
     warnings: list[str] = []
-    if forward.way == "padded" and forward.reason != "as requested":
+    if forward.layout == "padded" and forward.reason != "as requested":
         warnings.append(
             f"attention: padded ({forward.reason}); each prompt is computed once for every answer instead of once for "
             "its group, and shorter answers are padded to the longest"
@@ -75,7 +75,7 @@ def predict(recipe: Recipe, facts: ModelFacts, tokenizer: PreTrainedTokenizerBas
         policy = Policy(model, tokenizer, attention="padded" if recipe.attention.name == "padded" else "auto")
         sampled_here = recipe.engine.name == BUILTIN_ENGINE
         choice = BuiltinEngine(policy).choice if sampled_here else None
-        return Prediction(fallback_warnings(policy.forward, choice), padded=policy.forward.way == "padded")
+        return Prediction(fallback_warnings(policy.forward, choice), padded=policy.forward.layout == "padded")
     except Exception as error:  # a small model of an unusual architecture may not be possible; the run itself may be
         return Prediction(notes=[f"{unknown}: a small one cannot be made ({one_line(str(error))})"])
 

@@ -114,7 +114,7 @@ def activations(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> 
 def numbers_of_layer(facts: ModelFacts, hidden: int, layers: int) -> int:
     """Return how many numbers a layer keeps of each token for the backward pass.
 
-    Where `lean_modules` computes norms and a gated MLP, that is the result of each matrix, and what each reads: the
+    Where `fused_modules` computes norms and a gated MLP, that is the result of each matrix, and what each reads: the
     queries, keys and values read the same, and so do the two matrices before the gate. Attention keeps a copy of its
     result, and of keys and values behind those of the prompt. For other layers it is twice the result of each matrix,
     as it is and as the next function makes it, and three hidden states for the sums and norms. Norms of queries and

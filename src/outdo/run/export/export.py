@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models.adapter import give_own_head, merged, shares_head
-from outdo.models.attention.forward import layers_of
 from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, ModelFacts, inspect_folder
+from outdo.models.layers import layers_of
 from outdo.models.loading import load_classifier, load_model, load_tokenizer, without_bars
 from outdo.models.logprobs import sequence_logprobs
 from outdo.models.rounding import probe_tokens

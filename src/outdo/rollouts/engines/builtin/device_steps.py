@@ -9,12 +9,12 @@ Answers that end between two looks of the host are sampled to the next one; what
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy
 import torch
 from numpy.typing import NDArray
 
-from outdo.models.attention.forward import Forward
 from outdo.rollouts.engines.builtin.kv_cache import KVCache
 from outdo.rollouts.engines.builtin.sequences import sample_tokens
 from outdo.rollouts.engines.limits import HOST_READS_EVERY
@@ -40,7 +40,7 @@ class DeviceSteps:
     """Steps of R rows, for as long as the tensors of the cache are the same."""
 
     def __init__(
-        self, forward: Forward, cache: KVCache, rows: int, sampling: SamplingParams, capture: Capture | None
+        self, forward: Any, cache: KVCache, rows: int, sampling: SamplingParams, capture: Capture | None
     ) -> None:
         self.forward = forward
         self.cache = cache

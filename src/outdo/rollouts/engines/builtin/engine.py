@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,13 +164,13 @@ def sample(
     episode_cache: EpisodeCache | None = None,
 ) -> None:
     """Sample every sequence to its end, up to `rows` at a time. Without `episode_cache` no episode is cached."""
-    # `generate` calls the model's own attention, also of a model that is trained in the shared way.
-    forward = policy.forward if mode.continuous else policy.forward.with_way("padded")
+    # `generate` calls the model's own attention, also of a model that is trained in the shared layout.
+    forward = policy.forward if mode.continuous else policy.forward.padded()
     routers = forward.routers if sampling.routes and mode.continuous else None
     recorded = nullcontext() if routers is None else routers.recorded(forward.model)
     with forward.prepared(packed=True), recorded as recording:
         if mode.continuous:
-            log = None if recording is None else RouteLog(recording)
+            log = None if recording is None else RouteLog(recording.last)
             capture = CAPTURES.get(forward.device.type) if mode.captured else None
             batch = ContinuousBatch(
                 policy, sampling, rule, min(rows, len(sequences)), log, episode_cache, capture=capture
@@ -201,7 +202,7 @@ class ContinuousBatch:
         *,
         capture: Capture | None = None,
     ) -> None:
-        self.forward = policy.forward
+        self.forward: Any = policy.forward  # in the shared layout, which has `flat`
         self.log = log
         self.capture = capture
         self.steps: dict[int, DeviceSteps] = {}  # by their number of rows

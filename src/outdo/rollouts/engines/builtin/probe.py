@@ -47,7 +47,7 @@ def choose_mode(policy: PolicyView, sample: Sample) -> SamplingChoice:
     view = replace(PolicySnapshot.of(policy), forward=forward, end_ids=frozenset())
     faults: list[str] = []
     for mode in MODES:
-        if mode.continuous and (forward.way != "shared" or (mode.captured and forward.device.type not in CAPTURES)):
+        if mode.continuous and (forward.layout != "shared" or (mode.captured and forward.device.type not in CAPTURES)):
             continue
         with forward.gathered():
             fault = _fault(view, mode, sample) or _fault_beyond_windows(view, mode, sample)
@@ -86,11 +86,11 @@ def _fault(view: PolicySnapshot, mode: SamplingMode, sample: Sample) -> str:
 def _fault_beyond_windows(view: PolicySnapshot, mode: SamplingMode, sample: Sample) -> str:
     """Return what is wrong with a mode of `model.generate` beyond the windows that a model's configuration names.
 
-    The cache of transformers drops what is outside of them, also for a model that reads it (Llama). In the shared way
-    each layer has a window of its own, whatever the configuration says. What Llama 4 scales after many tokens is
+    The cache of transformers drops what is outside of them, also for a model that reads it (Llama). In the shared
+    layout each layer has a window of its own, whatever the configuration says. What Llama 4 scales after many tokens is
     compared as well.
     """
-    if mode.continuous or view.forward.way == "shared":
+    if mode.continuous or view.forward.layout == "shared":
         return ""
     with windows_set_to(WINDOW, view.model) as windows, floors_set_to(WINDOW, view.model) as floors:
         named = [*windows, *floors]

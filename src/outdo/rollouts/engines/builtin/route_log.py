@@ -1,20 +1,19 @@
 """The experts that compute each token of a batch that is being sampled."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from outdo.models.attention.forward import RecordedRoutes
 from outdo.rollouts.engines.builtin.sequences import SequenceState
 
 
 class RouteLog:
     """Numbers the tokens that are computed, and keeps their routes on the device until all sequences have ended."""
 
-    def __init__(self, recording: RecordedRoutes) -> None:
-        self.recording = recording
+    def __init__(self, last_routes: Callable[[], Tensor]) -> None:
+        self.last_routes = last_routes  # of the N tokens of the last forward pass, [N, R, k]
         self.parts: list[Tensor] = []  # [n, R, k] of each forward pass
         self.prompts: dict[tuple[int, ...], range] = {}  # the numbers of the tokens of each prompt
         self.sampled: defaultdict[int, list[int]] = defaultdict(list)  # and of what follows, by the id of its sequence
@@ -46,5 +45,5 @@ class RouteLog:
         for length in lengths:
             firsts.append(self.tokens)
             self.tokens += length
-        self.parts.append(self.recording.last()[: sum(lengths)])
+        self.parts.append(self.last_routes()[: sum(lengths)])
         return firsts

@@ -11,8 +11,8 @@ from run_cases import outdo_, write_home
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from outdo.models.attention.choice import choose_forward
-from outdo.models.attention.forward import Forward
+from outdo.models.choose_forward import choose_forward
+from outdo.models.forward import Forward
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.models.scorer import token_scores
@@ -175,7 +175,7 @@ def test_given_routes_are_used_in_both_ways_and_in_every_recomputation(arch: str
 
     plain = gradient(policy.forward)
     torch.testing.assert_close(plain[0], changed, rtol=0, atol=1e-5)
-    for forward in (policy.forward.with_way("padded"), choose_forward(policy.model, gradient_checkpointing=True)):
+    for forward in (policy.forward.padded(), choose_forward(policy.model, gradient_checkpointing=True)):
         found = gradient(forward)
         torch.testing.assert_close(found[0], plain[0], rtol=0, atol=1e-4)
         for mine, its in zip(found[1], plain[1], strict=True):

@@ -9,7 +9,7 @@ silu(gate(x)), which is as large as the largest hidden state of a layer. Three k
 
 They read the weights of the modules in whose place they compute, and call their linear layers, whether those are
 patched, quantised or have an adapter. A module is found by the names of its parts, whatever its model is called;
-`attention/choice.py` compares the model with and without them, and leaves a kind of module alone where it differs, or
+`choice.py` compares the model with and without them, and leaves a kind of module alone where it differs, or
 where it calls operators whose effect a few tokens may not show (`OtherOperators`).
 """
 
@@ -25,8 +25,8 @@ from torch.nn.functional import silu
 from torch.overrides import TorchFunctionMode
 
 from outdo.models import onednn
-from outdo.models.attention.packed import Layout, Rule
-from outdo.models.wrapped_forwards import wrapped_forwards
+from outdo.models.attention import Layout, Rule
+from outdo.models.fast.wrapped_forwards import wrapped_forwards
 
 Kind = Literal["norm", "mlp", "attention"]
 KINDS: tuple[Kind, ...] = ("norm", "mlp", "attention")
@@ -47,7 +47,7 @@ USUAL = frozenset(
 
 
 @contextmanager
-def lean_modules(model: nn.Module, kinds: Collection[Kind], rules: Sequence[Rule]) -> Iterator[None]:
+def fused_modules(model: nn.Module, kinds: Collection[Kind], rules: Sequence[Rule]) -> Iterator[None]:
     """Let the modules of some kinds compute as described above during a `with` block.
 
     `rules` are those with which the attention modules of the model call attention, in their order.

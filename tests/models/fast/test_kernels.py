@@ -10,9 +10,9 @@ from torch.nn.attention import flex_attention as of_torch
 from transformers import PreTrainedModel
 from transformers.integrations import flex_attention as of_transformers
 
-from outdo.models.attention import kernels
-from outdo.models.attention.choice import choose_forward
-from outdo.models.attention.forward import Forward
+from outdo.models.choose_forward import choose_forward
+from outdo.models.fast import kernels
+from outdo.models.forward import Forward
 from outdo.models.scorer import token_scores
 from outdo.utils.errors import ModelError
 
@@ -82,7 +82,7 @@ def test_a_kernel_computes_the_values_and_the_gradient_of_the_usual_attention(
     model = model_of(kind)
     expected = scores_and_gradient(choose_forward(model))
     forward = choose_forward(model, kernel)
-    assert (forward.way, forward.kernel) == ("shared", kernel)
+    assert (forward.layout, forward.kernel) == ("shared", kernel)
     found = scores_and_gradient(forward)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=2e-5)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=2e-4)
@@ -108,7 +108,7 @@ def test_a_kernel_that_does_not_work_is_an_error_if_it_is_named_and_a_note_if_it
         return flash_attention(query, key, value, attention_mask, **options) * 1.5
 
     monkeypatch.setattr(kernels, "_flash_attention_forward", wrong)
-    monkeypatch.setattr("outdo.models.attention.choice.kernel_for", lambda device, autocast: "flash_attention_2")
+    monkeypatch.setattr("outdo.models.fast.choice.kernel_for", lambda device, autocast: "flash_attention_2")
     forward = choose_forward(model)
-    assert (forward.way, forward.kernel) == ("shared", "sdpa")
+    assert (forward.layout, forward.kernel) == ("shared", "sdpa")
     assert forward.reason.startswith("without flash_attention_2: its log-probabilities differ by ")

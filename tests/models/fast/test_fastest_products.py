@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from outdo.models import fastest_products, onednn
-from outdo.models.fastest_products import fastest_gradients
+from outdo.models import onednn
+from outdo.models.fast import fastest_products
+from outdo.models.fast.fastest_products import fastest_gradients
 from outdo.models.onednn import Gradients, current_gradients, gradients_by, linear
 
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="there is nothing to choose without oneDNN")

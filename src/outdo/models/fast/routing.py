@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from outdo.models.wrapped_forwards import wrapped_forwards
+from outdo.models.fast.wrapped_forwards import wrapped_forwards
 from outdo.types.rows import UNKNOWN_EXPERT
 from outdo.utils.errors import ModelError
 
@@ -117,11 +117,6 @@ class _Choice(TorchFunctionMode):
             return result
         indices = self.given.where(self.given != UNKNOWN_EXPERT, result.indices)
         return torch.return_types.topk((_scores(args, kwargs).gather(-1, indices), indices))
-
-
-def is_mixture(model: nn.Module) -> bool:
-    """Return whether a model has experts, as `transformers` names them."""
-    return any("Experts" in type(module).__name__ or name.endswith("experts") for name, module in model.named_modules())
 
 
 @torch.no_grad()

@@ -6,9 +6,9 @@ from engine_cases import VOCABULARY, apart, gradient, other_model, ragged
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models import lean_modules
-from outdo.models.attention.choice import choose_forward
-from outdo.models.attention.forward import Forward
+from outdo.models.choose_forward import choose_forward
+from outdo.models.fast.fused_modules import modules_of
+from outdo.models.forward import Forward
 from outdo.models.logprobs import sequence_logprobs as sequence_logprobs_of
 from outdo.models.scorer import BatchSizes, Scorer, sequence_logprobs
 
@@ -39,10 +39,10 @@ def uneven(arch: str) -> PreTrainedModel:
 
 
 def with_and_without(forward: Forward) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Log-probabilities and gradient of a batch, with the lean modules and with the model's own."""
+    """Log-probabilities and gradient of a batch, with the fused modules and with the model's own."""
     batch, found = ragged(), []
-    for lean in (forward.lean, ()):
-        forward.lean = lean
+    for fused in (forward.fused, ()):
+        forward.fused = fused
         forward.model.zero_grad()
         scores = Scorer(forward, BatchSizes()).scores(batch)
         scores.logprobs.square().sum().backward()
@@ -52,18 +52,18 @@ def with_and_without(forward: Forward) -> tuple[tuple[Tensor, Tensor], tuple[Ten
 
 @pytest.mark.usefixtures("keep_float64")
 @pytest.mark.parametrize("arch", CHOSEN)
-def test_the_modules_of_usual_layers_are_lean_and_their_gradients_are_the_models(arch):
+def test_the_modules_of_usual_layers_are_fused_and_their_gradients_are_the_models(arch):
     forward = choose_forward(uneven(arch).double())
-    assert forward.lean == CHOSEN[arch]
-    lean, own = with_and_without(forward)
-    torch.testing.assert_close(lean[0], own[0], rtol=0, atol=1e-10)
-    assert apart(lean[1], own[1]) < 1e-10
+    assert forward.fused == CHOSEN[arch]
+    fused, own = with_and_without(forward)
+    torch.testing.assert_close(fused[0], own[0], rtol=0, atol=1e-10)
+    assert apart(fused[1], own[1]) < 1e-10
 
 
 def test_in_bfloat16_products_they_differ_by_rounding_alone():
-    lean, own = with_and_without(choose_forward(uneven("qwen3"), precision="bfloat16"))
-    torch.testing.assert_close(lean[0], own[0], rtol=0, atol=0.1)
-    assert apart(lean[1], own[1]) < 0.1 * float(own[1].abs().max())
+    fused, own = with_and_without(choose_forward(uneven("qwen3"), precision="bfloat16"))
+    torch.testing.assert_close(fused[0], own[0], rtol=0, atol=0.1)
+    assert apart(fused[1], own[1]) < 0.1 * float(own[1].abs().max())
 
 
 FAR = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
@@ -82,9 +82,9 @@ def test_modules_whose_rule_a_few_tokens_do_not_show_are_left_alone(arch):
     model.model.embed_tokens.weight.data[rare].mul_(0).add_(torch.linspace(-9, 9, 32))
     model.model.layers[0].self_attn.q_proj.weight.data.add_(torch.linspace(-1, 1, 32))
     forward = choose_forward(model)
-    assert forward.way == "shared"
-    assert "attention" not in forward.lean
-    assert "mlp" in forward.lean
+    assert forward.layout == "shared"
+    assert "attention" not in forward.fused
+    assert "mlp" in forward.fused
     own = sequence_logprobs_of(model(torch.tensor([token_ids])).logits, torch.tensor([token_ids]))[0, 1:]
     torch.testing.assert_close(torch.tensor(sequence_logprobs(forward, [token_ids])[0]), own, rtol=0, atol=1e-4)
 
@@ -107,8 +107,8 @@ def test_a_norm_of_another_formula_is_left_alone():
     model = other_model("llama")
     model.model.norm = Centred(32)
     forward = choose_forward(model)
-    assert forward.lean == ALL
-    assert model.model.norm not in dict(lean_modules.modules_of(model, "norm", ()))
+    assert forward.fused == ALL
+    assert model.model.norm not in dict(modules_of(model, "norm", ()))
 
 
 def test_a_kind_of_module_that_changes_log_probabilities_is_left_alone(monkeypatch):
@@ -117,14 +117,14 @@ def test_a_kind_of_module_that_changes_log_probabilities_is_left_alone(monkeypat
     plain = mlp.forward
     monkeypatch.setattr(mlp, "forward", lambda self, x: 1.01 * plain(self, x))
     forward = choose_forward(model)
-    assert forward.way == "shared"
-    assert forward.lean == ("norm", "attention")
+    assert forward.layout == "shared"
+    assert forward.fused == ("norm", "attention")
 
 
 def test_a_graph_keeps_less():
     forward = choose_forward(other_model("llama"))
     kept = [kept_bytes(forward)]
-    forward.lean = ()
+    forward.fused = ()
     kept.append(kept_bytes(forward))
     assert kept[0] < 0.85 * kept[1]
 

@@ -1,0 +1,168 @@
+"""Choose the fastest way to compute a model that computes what the plain forward pass does."""
+
+import os
+import shutil
+from copy import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from outdo.models.attention import Rule
+from outdo.models.choose_forward import AttentionSetting
+from outdo.models.fast.forward import FastForward
+from outdo.models.fast.fused_modules import KINDS, Kind, OtherOperators, modules_of
+from outdo.models.fast.kernels import LAYOUTS, kernel_for
+from outdo.models.fast.packed import Packed, pack
+from outdo.models.fast.routing import find_routers
+from outdo.models.forward import Forward
+from outdo.models.layers import is_mixture, layers_of
+from outdo.models.onednn import Gradients
+from outdo.models.probe import NARROW_TOLERANCE, TOLERANCE, Probe, difference, next_logprobs
+from outdo.types import Batch
+from outdo.utils.errors import ModelError
+
+
+def choose_fast(
+    plain: Forward,
+    probe: Probe,
+    attention: AttentionSetting,
+    *,
+    compile: bool,
+    gradient_checkpointing: bool,
+    gradients: Gradients,
+) -> FastForward:
+    """Return the fastest forward pass with the settings of `plain`; for the rest see `choose_forward`."""
+    model, batch = plain.model, probe.batch
+    _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
+    reason = "as requested"
+    if attention != "padded":
+        shared = FastForward(plain.in_float32(), "shared")
+        reason = probe.fault(shared) or _other_connection(shared, batch)
+    if reason and attention not in ("auto", "padded"):
+        raise ModelError(
+            f'attention = "{attention}": the attention of {type(model).__name__} cannot be replaced ({reason}); '
+            'attention = "auto" takes the padded way'
+        )
+    settings: dict[str, Any] = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
+    forward = FastForward(plain, "padded" if reason else "shared", reason=reason, gradients=gradients, **settings)
+    if forward.layout == "shared":
+        _choose_fused_modules(forward, probe)
+        _choose_kernel(forward, attention, batch)
+    if is_mixture(model):
+        routers = find_routers(model, partial(next_logprobs, forward.in_float32(), batch))
+        forward.routers, forward.unreachable_routers = (None, routers) if isinstance(routers, str) else (routers, "")
+    return forward
+
+
+def _choose_fused_modules(forward: FastForward, probe: Probe) -> None:
+    """Set the modules that are computed with fewer operators: those kinds that change no log-probability."""
+    recorded = _RecordedRules(pack(probe.batch))
+    forward.with_weights(lambda: (recorded.run(forward.in_float32()),))
+    forward.rules = tuple(recorded.rules)
+    others = recorded.operators.kinds
+    possible: tuple[Kind, ...] = tuple(
+        kind for kind in KINDS if kind not in others and modules_of(forward.model, kind, forward.rules)
+    )
+    fused = copy(forward.in_float32())
+
+    def right(kinds: tuple[Kind, ...]) -> bool:
+        fused.fused = kinds
+        return not probe.fault(fused)
+
+    if right(possible):
+        forward.fused = possible
+        return
+    for kind in possible:
+        if right((*forward.fused, kind)):
+            forward.fused = (*forward.fused, kind)
+
+
+class _RecordedRules:
+    """A layout that keeps the rules with which a model calls attention, and what else its modules call."""
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+        self.rules: list[Rule] = []
+        self.operators = OtherOperators()
+
+    @torch.no_grad()
+    def run(self, forward: FastForward) -> Tensor:
+        """Run a model once."""
+        with self.operators.watching(forward.model):
+            return forward.flat(self.packed.token_ids, self.packed.positions, self)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """See `Layout.attend`."""
+        self.rules.append(rule)
+        with self.operators.paused():
+            return self.packed.attend(query, key, value, rule)
+
+
+def _choose_kernel(forward: FastForward, attention: AttentionSetting, batch: Batch) -> None:
+    """Set the kernel of attention, if it computes what SDPA computes in the precision of the model.
+
+    Raises `ModelError` if it does not and `attention` names it; otherwise the model keeps SDPA, with the reason.
+    """
+    named = attention in ("flash_attention_2", "flex_attention")
+    kernel = attention if named else kernel_for(forward.device, autocast=forward.autocast)
+    if kernel == "sdpa":
+        return
+    other = copy(forward)
+    other.kernel, other.layout_of = kernel, LAYOUTS[kernel]
+    most = NARROW_TOLERANCE if forward.autocast else forward.tolerance(TOLERANCE)
+    fault = difference(partial(next_logprobs, other, batch), next_logprobs(forward, batch), most)
+    if fault and named:
+        raise ModelError(f'attention = "{attention}": does not work here ({fault}); attention = "auto" finds what does')
+    if fault:
+        forward.reason = f"without {kernel}: {fault}"
+    else:
+        forward.kernel, forward.layout_of = kernel, other.layout_of
+
+
+def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointing: bool) -> None:
+    settings = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
+    enabled = [name for name, value in settings.items() if value]
+    if enabled and not layers_of(model):
+        raise ModelError(
+            f"{enabled[0]} = true: {type(model).__name__} does not mark its layers as `transformers` does for this"
+        )
+    compilers = [os.environ.get("CXX", "g++"), "clang++"]
+    if compile and not any(map(shutil.which, compilers)):
+        raise ModelError(f"compile = true: needs a C++ compiler, and there is neither {' nor '.join(compilers)} here")
+
+
+def _other_connection(shared: FastForward, batch: Batch) -> str:
+    """Return what connects tokens other than `Layout.attend`, a reason against the shared way; empty if nothing does.
+
+    A convolution or a recurrence lets a sequence read its neighbour in the flat row. A mask that attention does not get
+    as an argument would make a difference only in sequences longer than those compared here.
+    """
+    packed = pack(batch)
+    first, second = torch.arange(packed.sizes[0]).split(packed.prompts.real.sum(1).tolist())  # the prompts' tokens
+    embeddings: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[0].clone()  # which a model may change in place, as it may not change a leaf
+
+    hook = shared.model.get_input_embeddings().register_forward_hook(keep)
+    with hook, torch.enable_grad():
+        (hidden,) = shared.with_weights(lambda: (shared.flat(packed.token_ids, packed.positions, packed)[second],))
+        # The derivative of a plain sum is 0 behind a norm.
+        uneven = torch.linspace(1, 2, hidden.shape[1], device=hidden.device)
+        (derivative,) = torch.autograd.grad((hidden * uneven).sum(), embeddings)
+    # Without a connection the derivative is exactly 0. Values may differ in their last bits: experts get other tokens.
+    if derivative[0, first].any():
+        return "something other than attention connects one token with the next"
+    if any(getattr(module, "attn_temperature_tuning", False) for module in shared.model.modules()):
+        return "its attn_temperature_tuning counts tokens of the row, not positions"  # Llama 4
+    config = shared.model.config.get_text_config()
+    unused = [
+        name
+        for name in ("sliding_window", "attention_chunk_size")
+        if getattr(config, name, None) and getattr(config, name) not in packed.windows
+    ]
+    return f"its {unused[0]} is a mask that attention does not get as an argument" if unused else ""

@@ -1,0 +1,100 @@
+"""Compare ways to compute a model with the plain forward pass, on a few tokens."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outdo.models.base_weights import is_quantised
+from outdo.models.forward import Forward
+from outdo.models.limits import MISMATCH
+from outdo.models.rounding import distance, in_float64, probe_tokens, rounding
+from outdo.types import Batch
+from outdo.utils.errors import ModelError
+
+TOLERANCE = 1e-4  # nats, in float32, between two ways to compute a small model; both right, they differ by some 1e-6
+TINY = 1e-7  # nats, in float64; so much is allowed where float32 rounds nothing
+NARROW_TOLERANCE = 0.5  # nats, between two kernels in bfloat16; whole forward passes were 0.36 apart
+
+
+class Probe:
+    """What the plain forward pass computes of a few tokens, with which other ways are compared.
+
+    Raises `ModelError` if padding changes the model's log-probabilities.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.plain = Forward(model)
+        self.batch = small_batch(model.config.get_text_config().vocab_size).to(self.plain.device)
+        compute = partial(next_logprobs, self.plain, self.batch)
+        self.rounding = self.plain.rounding = rounding(model, compute)
+        # The kernels of quantised weights write float32 into whatever memory is asked for in float64.
+        impossible = self.plain.sharding.is_divided or any(map(is_quantised, model.parameters()))
+        self.wide = None if impossible else in_float64(compute)
+        self.narrow = next_logprobs(self.plain, self.batch)
+        _check_padding(self.plain, self.batch)
+
+    def fault(self, other: Forward) -> str:
+        """Return how another way differs from the plain one in what it computes; empty if it does not.
+
+        In float64, where both can be computed in it, they may differ by the rounding of float32.
+        """
+        compute = partial(next_logprobs, other, self.batch)
+        if self.wide is not None and (values := in_float64(compute)) is not None:
+            return difference(lambda: values, self.wide, max(self.rounding, TINY))
+        return difference(compute, self.narrow, self.plain.tolerance(TOLERANCE))
+
+
+@torch.no_grad()
+def difference(compute: Callable[[], Tensor], expected: Tensor, most: float) -> str:
+    """Return the `distance` of log-probabilities from those expected, if it is more than `most`; otherwise nothing."""
+    try:
+        actual = compute()
+    except Exception as error:  # any error is a reason not to run the model this way
+        return f"{type(error).__name__}: {error}"
+    if actual.shape != expected.shape:
+        return f"it returns {actual.shape[-1]} values, and the model has a vocabulary of {expected.shape[-1]}"
+    gap = distance(expected, actual)
+    return "" if gap <= most else f"its log-probabilities differ by {gap:.2g} nats"  # NaN is not
+
+
+@torch.no_grad()  # a graph would keep the gathered weights of a divided model
+def next_logprobs(forward: Forward, batch: Batch) -> Tensor:
+    """Compute the distribution that predicts each trained token of a batch, as log-probabilities [N, V]."""
+
+    def compute() -> tuple[Tensor]:
+        hidden, source = forward.hidden(batch)
+        return (forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1),)
+
+    return forward.with_weights(compute)[0]
+
+
+def small_batch(vocabulary: int) -> Batch:
+    """Two prompts with two answers each, all of different lengths."""
+    tokens = probe_tokens(vocabulary)
+    prompts = [tokens[:5]] * 2 + [tokens[:11]] * 2
+    completions = [tokens[start : start + length] for start, length in ((5, 6), (10, 9), (11, 6), (22, 9))]
+    return Batch.of_tokens(prompts, completions, group=[0, 0, 1, 1])
+
+
+@torch.no_grad()
+def _check_padding(plain: Forward, batch: Batch) -> None:
+    """Raise `ModelError` if a row of a padded batch has other log-probabilities than the model computes of it alone."""
+    together, lengths = next_logprobs(plain, batch), batch.attention_mask.sum(1).tolist()
+
+    def compute() -> tuple[Tensor, ...]:
+        alone = []
+        for row, length in zip(range(len(batch)), lengths, strict=True):
+            logits = plain.model(input_ids=batch.token_ids[row : row + 1, :length], use_cache=False).logits[0]
+            predicts = batch.loss_mask[row, 1:length].nonzero()[:, 0]
+            alone.append(logits[predicts].float().log_softmax(-1))  # of [L, V]
+        return tuple(alone)
+
+    gap = float((together - torch.cat(plain.with_weights(compute))).abs().max())
+    if not gap < plain.tolerance(MISMATCH):
+        raise ModelError(
+            f"{type(plain.model).__name__}: padding changes its log-probabilities by {gap:.2g} nats, or they are not "
+            "finite; outdo computes answers of different lengths together and cannot train such a model"
+        )

@@ -1,0 +1,74 @@
+"""The plain forward pass computes what a model itself does, and the chosen one computes what the plain one does."""
+
+import pytest
+import torch
+from engine_cases import apart, gradient, other_model, ragged
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outdo.models.choose_forward import choose_forward
+from outdo.models.forward import Forward
+from outdo.models.probe import Probe
+from outdo.models.scorer import BatchSizes, Scorer
+from outdo.testing import ARCHITECTURES, tiny_model
+from outdo.utils.errors import ModelError
+
+OTHERS = {
+    "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "head_dim": 8},
+    "olmo2": {},
+    "phi3": {},
+    "cohere": {"logit_scale": 3.0},
+    "bloom": {"n_head": 4, "n_layer": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+}
+MODELS = [*ARCHITECTURES, *OTHERS]
+
+
+def model_of(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    model = other_model(name, **OTHERS[name]) if name in OTHERS else tiny_model(arch=name)[0]
+    return model.to(dtype)
+
+
+def scores_and_gradient(forward: Forward) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [B, T] of a ragged batch, and the gradient of a sum of them."""
+    batch, scorer = ragged(), Scorer(forward, BatchSizes())
+    scores = scorer.scores(batch)
+    weights = torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(0))
+    (weights * scores.logprobs).sum().backward()
+    return scores.logprobs.detach(), gradient(scorer)
+
+
+@pytest.mark.usefixtures("keep_float64")
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [(name, torch.float32, 5e-5) for name in MODELS]
+    + [(name, torch.float64, 1e-10) for name in MODELS if name != "qwen3_moe"],  # experts have no products in float64
+)
+def test_the_chosen_forward_pass_computes_what_the_plain_one_does(name, dtype, tolerance):
+    model = model_of(name, dtype)
+    chosen = choose_forward(model)
+    plain = Forward(model, plain_head=chosen.plain_head)
+    (found, of_found), (expected, of_expected) = map(scores_and_gradient, (chosen, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    assert apart(of_found, of_expected) < tolerance
+
+
+def test_a_forward_pass_that_computes_something_else_has_a_fault():
+    model = model_of("llama", torch.float32)
+    probe = Probe(model)
+    assert not probe.fault(Forward(model))
+    other = model_of("llama", torch.float32)
+    other.model.norm.weight.data.mul_(1.001)
+    assert "differ by" in probe.fault(Forward(other))
+
+
+def test_what_needs_the_fast_ways_is_refused_without_them_and_the_rest_is_plain(monkeypatch):
+    monkeypatch.setattr("outdo.models.choose_forward.fast", lambda spec: None)
+    model = model_of("llama", torch.float32)
+    for setting in ({"attention": "shared"}, {"compile": True}, {"gradient_checkpointing": True}):
+        with pytest.raises(ModelError, match=r"needs outdo\.models\.fast, which this installation of outdo does not"):
+            choose_forward(model, **setting)
+    forward = choose_forward(model)
+    assert type(forward) is Forward
+    assert forward.plain_head
+    assert forward.reason == "this installation of outdo does not have outdo.models.fast"
