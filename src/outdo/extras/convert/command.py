@@ -13,7 +13,7 @@ from outdo.config.file import load
 from outdo.extras.convert.account import table_of
 from outdo.extras.convert.conversion import NOT_COMPLETE, Conversion
 from outdo.extras.convert.openrlhf import convert_openrlhf
-from outdo.extras.convert.reading import CODE, Configuration, with_code
+from outdo.extras.convert.reading import CODE, Configuration, NotRunError, with_code
 from outdo.extras.convert.sources import read_openrlhf, read_trl, read_verl
 from outdo.extras.convert.trl import convert_trl
 from outdo.extras.convert.verl import convert_verl
@@ -46,7 +46,7 @@ def command(
     console = Console()
     file, words = _file_and_settings(library, settings)
     code = out.with_name(f"{out.stem}_rewards.py")
-    reading = READERS[library](file, words)
+    reading = _reading(library, file, words)
     conversion = _convert(library, reading, code, rows=rows, processes=processes)
     if conversion.mistakes:
         raise UserError([f"{file}: {mistake}" if file else mistake for mistake in conversion.mistakes])
@@ -67,6 +67,14 @@ def command(
             print_line(console, f"  {sentence}")
     print_line(console, "")
     return _complete(out, conversion, console)
+
+
+def _reading(library: Library, file: Path | None, words: Sequence[str]) -> Configuration:
+    try:
+        return READERS[library](file, words)
+    except NotRunError as error:
+        sentence = f"{error.path}: outdo runs a script in a sandbox to read it, and could not: {error}"
+        raise UserError([f"{sentence}. Or write the recipe by hand, with the table of docs/from-{library}.md"]) from None
 
 
 def _title(library: Library, file: Path | None, reading: Configuration) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from outdo.config.file import read_value
@@ -20,7 +21,17 @@ CODE = "CODE:"
 
 
 class NotRunError(Exception):
-    """A script could not be run in a sandbox; the message says why, as a clause."""
+    """A script could not be run in a sandbox; the message is the reason, as a clause."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
+
+
+def no_sandbox(path: Path, error: UserError) -> NotRunError:
+    """Return the error for a machine on which no sandbox works, with what to install."""
+    reason, _, _ = error.problems[0].partition(". ")
+    return NotRunError(path, f"{reason}; install bubblewrap, which needs Linux: `apt-get install bubblewrap`")
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from outdo.config.file import read_tables
 from outdo.extras.convert.account import table_of
 from outdo.extras.convert.expressions import decoded
-from outdo.extras.convert.reading import Configuration, NotRunError
+from outdo.extras.convert.reading import Configuration, NotRunError, no_sandbox
 from outdo.extras.convert.trainer_call import OF_THE_MACHINE, Trainer, reading_of_trainer
 from outdo.extras.sandbox import Ending, Limits, open_sandbox
 from outdo.utils.errors import UserError
@@ -44,7 +44,7 @@ MOST_RUNS = 24
 LARGEST_FILE = 1 << 18
 TEXT_FILES = (".yaml", ".yml", ".json", ".toml", ".txt", ".jinja", ".md")
 """The ends of the names of files that a script gets to read, as far as they lie near it."""
-RAN = "Python ran the script in a sandbox up to GRPOTrainer, with recorders in the place of the libraries."
+HOW = "Python ran the script in a sandbox up to GRPOTrainer, with recorders in the place of the libraries."
 
 
 class ModuleRecord(BaseModel):
@@ -97,7 +97,7 @@ def recorded_script(
         reading.origins[shown] = "defaults of the script's own arguments"
     if absent := sorted({*first.wanted} - task["files"].keys()):
         reading.remarks.append(f"{', '.join(absent)}: the script looks for it, and it is not near the script")
-    reading.how = RAN
+    reading.how = HOW
     return reading
 
 
@@ -170,25 +170,25 @@ def _explored(task: dict[str, Any]) -> tuple[ScriptRecord, list[tuple[str, Scrip
             waiting += [(name, answers | {name: choice}) for choice in choices[1:] if name not in questions]
             questions.setdefault(name, (line, choices))
     if not records:
-        raise NotRunError(next(filter(None, failures), "it made no GRPOTrainer"))
+        raise NotRunError(Path(task["path"]), next(filter(None, failures), "it makes no GRPOTrainer"))
     left = {question: questions[question] for question, _ in waiting}
     return records[0][1], records[1:], list(left.items())
 
 
 def _ran(task: Mapping[str, Any]) -> ScriptRecord:
+    path = Path(task["path"])
     try:
         outcome = open_sandbox().run(PROGRAM, json.dumps(task), LIMITS)
-    except UserError:
-        raise NotRunError("no sandbox works on this machine") from None
+    except UserError as error:
+        raise no_sandbox(path, error) from None
     if outcome.ending is not Ending.exited:
         reasons = {Ending.timeout: "it took too long", Ending.resource: "it used too much memory"}
-        raise NotRunError(reasons.get(outcome.ending, "the sandbox failed"))
+        raise NotRunError(path, reasons.get(outcome.ending, "the sandbox failed"))
     try:
         return ScriptRecord.model_validate_json(outcome.stdout.splitlines()[-1])
-    except ValidationError:
-        raise NotRunError((outcome.stderr.strip().splitlines() or ["its record cannot be read"])[-1]) from None
-    except IndexError:
-        raise NotRunError((outcome.stderr.strip().splitlines() or ["it printed nothing"])[-1]) from None
+    except (ValidationError, IndexError):
+        reason = (outcome.stderr.strip().splitlines() or ["it ended without a record of its trainer"])[-1]
+        raise NotRunError(path, reason) from None
 
 
 def _reading(record: ScriptRecord, path: Path, text: str, tree: ast.Module) -> Configuration:
@@ -197,7 +197,7 @@ def _reading(record: ScriptRecord, path: Path, text: str, tree: ast.Module) -> C
     try:
         arguments = {name: decoded(each) for name, each in record.trainer.arguments.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise NotRunError("its record cannot be read") from None
+        raise NotRunError(path, "it ended without a record of its trainer") from None
     return reading_of_trainer(
         Trainer(
             arguments=arguments,

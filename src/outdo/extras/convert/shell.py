@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from outdo.config.file import read_text
-from outdo.extras.convert.reading import MARK, NotRunError
+from outdo.extras.convert.reading import MARK, NotRunError, no_sandbox
 from outdo.extras.sandbox import Ending, Limits, Outcome, open_bubblewrap
 from outdo.utils.errors import UserError
 from outdo.utils.text import one_line
@@ -136,7 +136,7 @@ def commands_of(path: Path, environment: Mapping[str, str]) -> tuple[list[Words]
     """Return the words of each command that the script starts, and the files that it wanted to source.
 
     Raises:
-        NotRunError: there is no sandbox on this machine, or the script starts nothing in it.
+        NotRunError: bubblewrap does not work on this machine, or the script starts nothing in it.
     """
     text = read_text(path)
     script = _Script(path, environment)
@@ -147,10 +147,10 @@ def commands_of(path: Path, environment: Mapping[str, str]) -> tuple[list[Words]
         if commands:
             return commands, missing
         if outcome.ending is not Ending.exited:
-            raise NotRunError("it did not end")
+            raise NotRunError(path, "it did not end")
         if outcome.stderr.strip():
             reason = one_line(outcome.stderr.strip().splitlines()[-1])[:200]
-    raise NotRunError(reason)
+    raise NotRunError(path, reason)
 
 
 def _is_start(words: Sequence[str]) -> bool:
@@ -191,7 +191,10 @@ class _Script:
         if counted:
             twice = {**self.environment, **dict.fromkeys(counted, "16")}
             others, _, _ = self._run(arguments, twice, programs, may_exit)
-            commands = _compared(commands, others, ", ".join(f"${name}" for name in counted))
+            names = ", ".join(f"${name}" for name in counted)
+            if [*map(len, commands)] != [*map(len, others)]:
+                raise NotRunError(self.path, f"what it starts depends on {names}; give it as NAME=VALUE after the file")
+            commands = _compared(commands, others, names)
         return commands, missing, outcome
 
     def _run(
@@ -206,15 +209,16 @@ class _Script:
             f"{FOLDER}/start": _START,
         }
         try:
-            outcome = open_bubblewrap().run_command(
-                ["/bin/bash", f"{FOLDER}/start", str(self.path), *arguments],
-                files=files,
-                environment=environment,
-                folder=str(self.folder),
-                limits=LIMITS,
-            )
+            sandbox = open_bubblewrap()
         except UserError as error:
-            raise NotRunError(f"no sandbox works on this machine ({error.problems[0].partition(';')[0]})") from None
+            raise no_sandbox(self.path, error) from None
+        outcome = sandbox.run_command(
+            ["/bin/bash", f"{FOLDER}/start", str(self.path), *arguments],
+            files=files,
+            environment=environment,
+            folder=str(self.folder),
+            limits=LIMITS,
+        )
         commands, missing = _recorded(outcome.stdout)
         return commands, missing, outcome
 
@@ -253,8 +257,6 @@ def _arguments(text: str) -> Words:
 
 def _compared(commands: Sequence[Words], others: Sequence[Words], names: str) -> list[Words]:
     """Return the commands with marks where the words of `others` differ, behind what is the name of a setting."""
-    if [len(words) for words in commands] != [len(words) for words in others]:
-        raise NotRunError(f"what it starts depends on {names}")
     return [
         [
             word

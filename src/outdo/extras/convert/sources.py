@@ -12,7 +12,6 @@ from outdo.extras.convert.interpolation import interpolated
 from outdo.extras.convert.reading import (
     MARKED,
     Configuration,
-    NotRunError,
     Settings,
     flags,
     hydra_value,
@@ -20,10 +19,8 @@ from outdo.extras.convert.reading import (
     unmarked,
     without_marks,
 )
-from outdo.extras.convert.recorded import RAN, recorded_script
+from outdo.extras.convert.recorded import recorded_script
 from outdo.extras.convert.shell import commands_of
-from outdo.extras.convert.shell_text import commands_in_text
-from outdo.extras.convert.trl_script import read_script
 from outdo.utils.errors import UserError
 from outdo.utils.text import dotted
 
@@ -160,7 +157,7 @@ def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
     if path.suffix == ".py":
         words, environment = _environment(words)
         first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
-        return _over(_script(path, words[first:], environment), key_values(words[:first]))
+        return _over(recorded_script(path, words[first:], environment), key_values(words[:first]))
     words, environment = _environment(words)
     command, reading = _command(path, environment, _is_of_trl, "a training of TRL: a .py or `trl grpo`")
     start = next(i for i, word in enumerate(command) if _is_program(word))
@@ -173,8 +170,8 @@ def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
     if named := written.pop("config", None):
         written = _yaml_of_trl(str(named), path, reading) | written
     if file is not None:
-        of_script = _script(file, rest, environment)
-        written = {} if of_script.how == RAN else written  # the script itself has read them
+        of_script = recorded_script(file, rest, environment)
+        written = {}  # the script itself has read them
         reading = replace(of_script, how=f"{reading.how} {of_script.how}", missing=reading.missing + of_script.missing)
     reading.processes = _processes(launch, path)
     return _over(reading, written | key_values(words))
@@ -215,14 +212,6 @@ def _processes(launch: Mapping[str, Any], path: Path) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def _script(path: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> Configuration:
-    """Return what a Python script gives to its trainer, with the arguments and variables that it is started with."""
-    try:
-        return recorded_script(path, arguments, environment)
-    except NotRunError as error:
-        return read_script(path, str(error))
-
-
 # ----------------------------------------------------------------------------------------------------- of all libraries
 
 
@@ -238,20 +227,13 @@ def _command(
     """Return the most likely command of a script, and a reading that says how it was found.
 
     Raises:
-        UserError: the script has none, whether bash runs it or not.
+        NotRunError: the script cannot be run here.
+        UserError: it starts no such command.
     """
     reading = Configuration(how="Bash ran the script in a sandbox, where programs only record their words.")
-    try:
-        commands, missing = commands_of(path, environment)
-        sourced = [unmarked(file) for file in missing if not file.endswith(WITHOUT_SETTINGS)]
-        reading.remarks += [f"{file}: the script sources it, and it is not here" for file in sourced]
-        if not any(map(likelihood, commands)):
-            raise NotRunError(f"it starts no {wanted}")
-    except NotRunError as error:
-        reading = Configuration(
-            how=f"The script was read as text, because bash could not run it in a sandbox: {error}."
-        )
-        commands = commands_in_text(path)
+    commands, missing = commands_of(path, environment)
+    sourced = [unmarked(file) for file in missing if not file.endswith(WITHOUT_SETTINGS)]
+    reading.remarks += [f"{file}: the script sources it, and it is not here" for file in sourced]
     command = max(commands, key=likelihood, default=[])
     if not likelihood(command):
         raise UserError([f"{path}: no command was found that starts {wanted}"])
