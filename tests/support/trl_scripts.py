@@ -154,6 +154,18 @@ GRPOTrainer(model=load(), peft_config=make_lora(4), reward_funcs=score, args=GRP
     },
 )
 
+UNREAD_ADAPTER = Script(
+    text="""
+from datasets import load_dataset
+from somewhere import make_lora
+from trl import GRPOConfig, GRPOTrainer
+GRPOTrainer(model="org/base-1b", peft_config=make_lora(8), reward_funcs="org/reward", args=GRPOConfig(),
+            train_dataset=load_dataset("org/rows", split="train"))
+""",
+    written={"model_name_or_path": "org/base-1b", "reward_funcs": ["org/reward"], "train_dataset": "org/rows:train"},
+    unread=["peft_config"],
+)
+
 TRAINED_ADAPTER = Script(
     text="""
 from datasets import load_dataset
@@ -543,6 +555,59 @@ GRPOTrainer("org/base-1b", score, GRPOConfig(), rows["train"], eval_dataset=rows
         "data.template": "Question: {prompt}\nAnswer:",
     },
     remarks=["the script changes the rows (filter)"],
+)
+
+RENAMED_ROWS = Script(
+    text="""
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+model = AutoModelForCausalLM.from_pretrained("org/base-1b")
+def make(row):
+    row["prompt"] = [{"role": "user", "content": row["question"]}]
+    return row
+def score(completions, question, **kwargs):
+    return [float(c[0]["content"] == q) for c, q in zip(completions, question)]
+rows = load_dataset("org/rows", split="train").rename_column("problem", "question").map(make)
+GRPOTrainer(model=model, reward_funcs=score, args=GRPOConfig(), train_dataset=rows)
+""",
+    files={"trl/__init__.py": "raise RuntimeError('a clone of TRL beside the script')\n"},
+    written={
+        "model_name_or_path": "org/base-1b",
+        "reward_funcs": ["CODE:score"],
+        "train_dataset": "org/rows:train",
+        "data.prompt": "problem",
+    },
+)
+
+LOADED_IN_A_TUPLE = Script(
+    text="""
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+from unsloth import FastLanguageModel
+
+model, tokenizer = FastLanguageModel.from_pretrained("org/base-1b", full_finetuning=True)
+tokenizer.pad_token = tokenizer.eos_token
+model.config.use_cache = False
+config = GRPOConfig(
+    per_device_train_batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-6, weight_decay=0.1, warmup_steps=3,
+    seed=1, optim="adamw_torch")
+GRPOTrainer(model, "org/reward", config, load_dataset("org/rows", split="train"), processing_class=tokenizer)
+""",
+    written={
+        "model_name_or_path": "org/base-1b",
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 1e-6,
+        "weight_decay": 0.1,
+        "warmup_steps": 3,
+        "seed": 1,
+        "optim": "adamw_torch",
+        "reward_funcs": ["org/reward"],
+        "train_dataset": "org/rows:train",
+    },
+    remarks=["full_finetuning"],
 )
 
 SPLITS = Script(

@@ -4,10 +4,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conversion_table import check_rows, row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,6 +239,7 @@ EXPECTED: dict[str, Expected] = {
 }
 
 
+@cache
 def read(name: str) -> tuple[Configuration, Conversion]:
     library = name.partition("/")[0]
     configuration = READERS[library](CASES / name, [])
@@ -267,6 +270,10 @@ def test_every_case_is_in_the_table() -> None:
     beside = {"verl/config/my_grpo.yaml", "trl/zero3.yaml"}
     files = {str(file.relative_to(CASES)) for file in CASES.rglob("*") if file.suffix in (".sh", ".yaml")}
     assert files - beside == set(EXPECTED)
+
+
+def test_the_table_of_the_decision_has_each_configuration() -> None:
+    check_rows(row(name, read(name)[1]) for name in EXPECTED)
 
 
 def test_no_setting_that_is_said_to_be_in_the_recipe_can_be_left_out() -> None:
@@ -325,6 +332,13 @@ def test_a_script_that_bash_cannot_run_is_refused_with_the_reason(tmp_path: Path
     (tmp_path / "run.sh").write_text("for i in 1 2; do\npython3 -m verl.trainer.main_ppo data.train_batch_size=8\n")
     with pytest.raises(NotRunError, match="syntax error"):
         read_verl(tmp_path / "run.sh", [])
+
+
+def test_a_variable_that_bash_calculates_with_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo data.train_batch_size=$((NNODES * 64))\n")
+    with pytest.raises(NotRunError, match=r"calculates with \$NNODES, which nobody sets; give NNODES=VALUE after"):
+        read_verl(tmp_path / "run.sh", [])
+    assert read_verl(tmp_path / "run.sh", ["NNODES=2"]).written == {"data.train_batch_size": 128}
 
 
 def test_without_bubblewrap_no_script_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from conversion_table import check_rows, row
 from trl_scripts import SCRIPTS
 
 from outdo.extras.convert import recorded
 from outdo.extras.convert.reading import Configuration, NotRunError, with_code
 from outdo.extras.convert.recorded import recorded_script
-from outdo.extras.convert.trainer_call import OF_THE_MODEL
+from outdo.extras.convert.recorder.trainer import OF_THE_MODEL
+from outdo.extras.convert.trl import convert_trl
 from outdo.rewards import RewardInput, load_reward
 from outdo.utils.errors import UserError
 
@@ -90,6 +92,10 @@ def test_each_argument_of_the_calls_is_written_or_named(name, readings):
     assert not [each for each in lost if each not in ("eval_dataset", "peft_config")]
 
 
+def test_the_table_of_the_decision_has_each_script(readings):
+    check_rows(row(f"trl: {name}", convert_trl(case.said)) for name, case in readings.items())
+
+
 # -------------------------------------------------------------------------------------------------------------- rewards
 
 
@@ -120,6 +126,11 @@ def test_a_reward_gets_text_where_the_script_renders_its_prompts(readings, tmp_p
 def test_a_reward_gets_the_columns_by_the_names_of_the_script(readings, tmp_path):
     reward = rewards_of(readings["text prompts"], tmp_path, "score")
     assert value_of(reward, "2", problem="1+1=", answer="2") == [1.0]
+
+
+def test_a_reward_gets_a_column_that_the_script_renames(readings, tmp_path):
+    reward = rewards_of(readings["renamed rows"], tmp_path, "score")
+    assert value_of(reward, "1+1=", problem="1+1=", answer="2") == [1.0]
 
 
 def test_the_file_of_a_reward_has_all_that_it_uses_with_the_values_of_the_run(readings, tmp_path):
@@ -192,7 +203,7 @@ def test_a_script_reaches_nothing_of_this_machine(tmp_path, monkeypatch):
 
 FORGED = """
 import json, os
-os.write(1, json.dumps({"error": "", "defaults": {}} | %s).encode() + b"\\n")
+os.write(1, json.dumps({"error": "", "asked": {}} | %s).encode() + b"\\n")
 os._exit(0)
 """
 
@@ -207,9 +218,9 @@ os._exit(0)
         ("import os; os._exit(0)", "it ended without a record of its trainer"),
         ("import os; os.write(1, b'{}\\n'); os._exit(0)", "it ended without a record of its trainer"),
         ("import os; os.write(1, b'[3]\\n'); os._exit(0)", "it ended without a record of its trainer"),
-        (FORGED % {"wanted": 3, "asked": {}}, "it ended without a record of its trainer"),
-        (FORGED % {"wanted": [], "asked": {"x": [1, []]}}, "it ended without a record of its trainer"),
-        (FORGED % {"wanted": [], "asked": {}, "trainer": 4}, "it ended without a record of its trainer"),
+        (FORGED % {"reading": {"unread": {"beta": 3}}}, "it ended without a record of its trainer"),
+        (FORGED % {"asked": {"x": [1, []]}}, "it ended without a record of its trainer"),
+        (FORGED % {"reading": 4}, "it ended without a record of its trainer"),
         ("print('{}')", "it makes no GRPOTrainer"),
         ("open('rows.json')", "FileNotFoundError: rows.json: no such file"),
     ],
@@ -265,8 +276,8 @@ def test_a_damaged_script_is_run_or_refused(name, tmp_path, monkeypatch):
 
 def test_the_recorder_runs_in_the_oldest_python_that_may_be_there():
     """The sandbox may use the system's own interpreter."""
-    for file in recorded.RECORDER.glob("*.py"):
+    files = {name: recorded.FOLDER / f"{name.replace('.', '/')}.py" for name in recorded.MODULES}
+    for file in files.values():
         ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))
-    assert {f"{name}.py" for name in recorded.MODULES} | {"__init__.py"} == {
-        p.name for p in recorded.RECORDER.glob("*.py")
-    }
+    inner = {path.stem for path in (recorded.FOLDER / "recorder").glob("*.py")} - {"__init__"}
+    assert inner == {name.partition(".")[2] for name in recorded.MODULES} - {""}

@@ -74,7 +74,9 @@ def _reading(library: Library, file: Path | None, words: Sequence[str]) -> Confi
         return READERS[library](file, words)
     except NotRunError as error:
         sentence = f"{error.path}: outdo runs a script in a sandbox to read it, and could not: {error}"
-        raise UserError([f"{sentence}. Or write the recipe by hand, with the table of docs/from-{library}.md"]) from None
+        raise UserError(
+            [f"{sentence}. Or write the recipe by hand, with the table of docs/from-{library}.md"]
+        ) from None
 
 
 def _title(library: Library, file: Path | None, reading: Configuration) -> str:

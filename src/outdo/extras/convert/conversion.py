@@ -11,6 +11,7 @@ from typing import Any
 
 from outdo.config.messages import format_value, to_toml
 from outdo.config.names import TRACKERS
+from outdo.extras.convert.words import plain_value
 
 TEXT_OR_LIST = ("report_to", "train_files", "val_files", "target_modules")
 """Last parts of settings that are a text or a list of them."""
@@ -120,28 +121,12 @@ OWN_ENGINE = (
 )
 """What is said of the settings of vLLM."""
 
-FILES = (".jsonl", ".json", ".csv", ".parquet")
-"""The ends of the names of data files; other names are those of data sets of the Hub."""
-
 
 def _number(value: Any, default: Any) -> Any:
     """Return a number that is written as text, such as 1e-6 in YAML, as a number, and 8.0 as 8 where it is counted."""
     value = plain_value(value) if isinstance(value, str) and not isinstance(default, str) else value
     is_count = isinstance(default, int) and not isinstance(default, bool)
     return int(value) if is_count and isinstance(value, float) and value.is_integer() else value
-
-
-def plain_value(text: str) -> Any:
-    """Return the number, true, false or null (None) that a text stands for, or else the text."""
-    words = {"null": None, "none": None, "": None, "true": True, "false": False}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _of_kind(value: Any, wanted: Any) -> bool:
@@ -186,11 +171,6 @@ def put_epochs(conversion: Conversion, name: str, *, rows: int | None, whole: Ca
         return
     sentence = f"steps = {epochs:g} · (number of questions) / {prompts}; --rows N writes it, else steps is 100"
     conversion.remark(name, sentence)
-
-
-def data_source(name: Any, split: Any, config: Any = None) -> str:
-    """Return a file, or a data set of the Hub, as `data.path` names it."""
-    return str(name) if str(name).endswith(FILES) else f"{name}{f'/{config}' if config else ''}:{split}"
 
 
 def piece(name: str, **options: Any) -> Any:

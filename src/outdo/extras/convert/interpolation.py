@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from outdo.extras.convert.reading import MARK, Settings, hydra_value
+from outdo.extras.convert.reading import MARK, Settings
+from outdo.extras.convert.words import hydra_value
 
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 DEEPEST = 10

@@ -21,13 +21,12 @@ from outdo.extras.convert.conversion import (
     Conversion,
     Rule,
     as_list,
-    data_source,
     piece,
     put_epochs,
     put_evaluation,
 )
 from outdo.extras.convert.openrlhf_objective import put_objective
-from outdo.extras.convert.reading import Configuration, reading_of
+from outdo.extras.convert.reading import Configuration, data_source, reading_of
 from outdo.utils.text import counted
 
 ADVANTAGES = {

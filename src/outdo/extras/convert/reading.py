@@ -1,23 +1,27 @@
-"""What a configuration of another library says, before any rule makes a recipe of it."""
+"""What a configuration of another library says, before any rule makes a recipe of it.
+
+This module is also sent into the sandbox, and imports the standard library alone.
+"""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outdo.config.file import read_value
-from outdo.extras.convert.conversion import plain_value
-from outdo.utils.errors import UserError
-
 Settings = dict[str, Any]
 
-MARK = "⟦{}⟧"
-"""Stands in a text for what nobody sets, which stands between the brackets."""
-MARKED = re.compile(r"⟦(.*?)⟧", re.DOTALL)
+OPEN, CLOSE = "⟦", "⟧"
+"""They stand in a text around what nobody knows: `$NAME`, or an expression of a script."""
+MARK = f"{OPEN}{{}}{CLOSE}"
+MARKED = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 CODE = "CODE:"
 """What stands before the name of a function of the script; `with_code` replaces it by the file with their code."""
+
+
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+"""The ends of the names of data files; other names are those of data sets of the Hub."""
 
 
 class NotRunError(Exception):
@@ -28,9 +32,9 @@ class NotRunError(Exception):
         self.path = path
 
 
-def no_sandbox(path: Path, error: UserError) -> NotRunError:
+def no_sandbox(path: Path, sentence: str) -> NotRunError:
     """Return the error for a machine on which no sandbox works, with what to install."""
-    reason, _, _ = error.problems[0].partition(". ")
+    reason, _, _ = sentence.partition(". ")
     return NotRunError(path, f"{reason}; install bubblewrap, which needs Linux: `apt-get install bubblewrap`")
 
 
@@ -71,10 +75,13 @@ def without_marks(written: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]
 
 
 def unmarked(text: str) -> str:
-    """Return a text with what nobody sets as it is written there."""
-    while MARKED.search(text):
-        text = MARKED.sub(lambda match: match[1], text)
-    return text.replace("⟦", "").replace("⟧", "")
+    """Return a text with what nobody knows as it is written there."""
+    return text.replace(OPEN, "").replace(CLOSE, "")
+
+
+def data_source(name: Any, split: Any, config: Any = None) -> str:
+    """Return a file, or a data set of the Hub, as `data.path` names it."""
+    return str(name) if str(name).endswith(FILES) else f"{name}{f'/{config}' if config else ''}:{split}"
 
 
 def with_code(value: Any, file: str) -> Any:
@@ -84,40 +91,3 @@ def with_code(value: Any, file: str) -> Any:
     if isinstance(value, dict):
         return {name: with_code(part, file) for name, part in value.items()}
     return [with_code(part, file) for part in value] if isinstance(value, list) else value
-
-
-def key_values(words: Iterable[str]) -> Settings:
-    """Return `key=value` settings; a value is TOML, and otherwise text. Raises `UserError` for another word."""
-    pairs = [word.partition("=") for word in words]
-    if wrong := [key for key, equals, _ in pairs if not equals]:
-        raise UserError([f"{word}: expected key=value" for word in wrong])
-    return {key.lstrip("-"): read_value(value) for key, _, value in pairs}
-
-
-def flags(words: Iterable[str]) -> tuple[Settings, list[str]]:
-    """Return flags, `--name value ...` or `--name`, by their names, and the words that belong to none."""
-    written: Settings = {}
-    loose: list[str] = []
-    name = ""
-    for word in words:
-        if word.startswith("--") and word != "--":
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            written[name] = hydra_value(value) if equals else True
-        elif name:
-            before, value = written[name], hydra_value(word)
-            written[name] = value if before is True else [*(before if isinstance(before, list) else [before]), value]
-        else:
-            loose.append(word)
-    return written, loose
-
-
-def hydra_value(text: str) -> Any:
-    """Return a value as Hydra reads it: a number, true, false or null, `[a, b]`, or text with or without quotes."""
-    text = text.strip()
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        inner = text[1:-1]
-        return hydra_value(inner) if inner.startswith("[") else inner
-    if text.startswith("[") and text.endswith("]"):
-        return [hydra_value(part) for part in text[1:-1].split(",") if part.strip()]
-    return plain_value(text)

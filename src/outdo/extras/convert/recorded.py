@@ -7,6 +7,7 @@ setting that depends on the answer is not known.
 import ast
 import contextlib
 import json
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,15 +17,16 @@ from pydantic import BaseModel, Field, ValidationError
 
 from outdo.config.file import read_tables
 from outdo.extras.convert.account import table_of
-from outdo.extras.convert.expressions import decoded
+from outdo.extras.convert.near import near_files
 from outdo.extras.convert.reading import Configuration, NotRunError, no_sandbox
-from outdo.extras.convert.trainer_call import OF_THE_MACHINE, Trainer, reading_of_trainer
+from outdo.extras.convert.recorder.trainer import OF_THE_MACHINE
 from outdo.extras.sandbox import Ending, Limits, open_sandbox
 from outdo.utils.errors import UserError
 
-RECORDER = Path(__file__).parent / "recorder"
-MODULES = ("unknown", "libraries", "surroundings", "program")
-"""Each imports only those before it."""
+FOLDER, PACKAGE = Path(__file__).parent, "outdo.extras.convert"
+RECORDER = ("unknown", "libraries", "surroundings", "source", "functions", "rows", "trainer", "program")
+MODULES = ("reading", "words", *(f"recorder.{name}" for name in RECORDER))
+"""What is sent into the sandbox; a module imports only those before it."""
 
 PROGRAM = """
 import json, sys, types
@@ -41,27 +43,9 @@ start()
 
 LIMITS = Limits(seconds=20, wall_seconds=60, memory=1024, output=1 << 22)
 MOST_RUNS = 24
-LARGEST_FILE = 1 << 18
-TEXT_FILES = (".yaml", ".yml", ".json", ".toml", ".txt", ".jinja", ".md")
-"""The ends of the names of files that a script gets to read, as far as they lie near it."""
+LIBRARIES = ("trl", "transformers", "datasets", "peft", "unsloth", "vllm", "torch", "accelerate")
+"""Modules that are recorded even if a file near the script has their name."""
 HOW = "Python ran the script in a sandbox up to GRPOTrainer, with recorders in the place of the libraries."
-
-
-class ModuleRecord(BaseModel):
-    """A file of the script, and the plain values that its names had at the end."""
-
-    file: str
-    values: dict[str, Any]
-
-
-class TrainerRecord(BaseModel):
-    """The trainer that a script makes."""
-
-    kind: str = Field(alias="class")
-    arguments: dict[str, Any]
-    methods: list[str]
-    line: int
-    trained: list[tuple[int, str]]
 
 
 class ScriptRecord(BaseModel):
@@ -69,10 +53,7 @@ class ScriptRecord(BaseModel):
 
     asked: dict[str, tuple[int, Annotated[list[Any], Field(min_length=1)]]]
     error: str
-    defaults: dict[str, str]
-    wanted: list[str]
-    trainer: TrainerRecord | None = None
-    modules: dict[str, ModuleRecord] = {}
+    reading: Configuration | None = None
 
 
 def recorded_script(
@@ -84,36 +65,30 @@ def recorded_script(
         NotRunError: it cannot be run here, or it made no trainer.
         UserError: it cannot be read, or is not Python.
     """
-    text, tree = script_text(path)
-    task = _task(path, text, tree, arguments, environment or {})
-    first, others, open_questions = _explored(task)
-    reading = _reading(first, path, text, tree)
-    for question, record in others:
-        _compare(reading, _reading(record, path, text, tree), question)
+    task = _task(path, _script_text(path), arguments, environment or {})
+    ((_, reading), *others), open_questions = _explored(task)
+    for question, other in others:
+        _compare(reading, other, question)
     for question, (line, _) in open_questions:
         reading.missing.append(f"what the script does in line {line} if {question} is otherwise")
-    if first.defaults:
-        shown = ", ".join(f"{name} = {value}" for name, value in first.defaults.items())
-        reading.origins[shown] = "defaults of the script's own arguments"
-    if absent := sorted({*first.wanted} - task["files"].keys()):
-        reading.remarks.append(f"{', '.join(absent)}: the script looks for it, and it is not near the script")
     reading.how = HOW
     return reading
 
 
-def script_text(path: Path) -> tuple[str, ast.Module]:
-    """Return a script and its syntax tree; lines of IPython, such as `!pip install trl`, are left out."""
+def _script_text(path: Path) -> str:
+    """Return a script; lines of IPython, such as `!pip install trl`, are left out of one that is not Python."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         try:
-            return text, ast.parse(text)
+            ast.parse(text)
         except SyntaxError:
-            lines = [each if each.lstrip()[:1] not in ("!", "%") else _passed(each) for each in text.splitlines()]
-            return "\n".join(lines), ast.parse("\n".join(lines))
+            text = "\n".join(_passed(each) if each.lstrip()[:1] in ("!", "%") else each for each in text.splitlines())
+            ast.parse(text)
     except OSError as error:
         raise UserError([f"{path}: {error.strerror}"]) from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError([f"{path}: not Python: {error}"]) from None
+    return text
 
 
 def _passed(line: str) -> str:
@@ -123,21 +98,19 @@ def _passed(line: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- running
 
 
-def _task(
-    path: Path, text: str, tree: ast.Module, arguments: Sequence[str], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    table = table_of("trl")
-    modules = dict(_own_modules(path, tree))
+def _task(path: Path, text: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    table, near = table_of("trl"), near_files(path)
     return {
         "recorder": {
-            f"outdo.extras.convert.recorder.{name}": (RECORDER / f"{name}.py").read_text(encoding="utf-8")
+            f"{PACKAGE}.{name}": (FOLDER / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
             for name in MODULES
         },
+        "folder": str(Path.cwd()),
         "path": str(path),
         "text": text,
-        "modules": modules,
-        "files": {},
-        "tables": {},
+        "modules": _own_modules(path, near),
+        "files": {str(file): text for file, text in near.items()},
+        "tables": dict(_tables(near)),
         "arguments": list(arguments),
         "environment": dict(environment),
         "defaults": {**dict.fromkeys(table["others"].split()), **table["defaults"], "output_dir": "trainer_output"},
@@ -145,34 +118,29 @@ def _task(
     }
 
 
-def _explored(task: dict[str, Any]) -> tuple[ScriptRecord, list[tuple[str, ScriptRecord]], list[tuple[str, Any]]]:
+def _explored(task: dict[str, Any]) -> tuple[list[tuple[str, Configuration]], list[tuple[str, Any]]]:
     """Run a script with each answer to what it asks.
 
-    Return the first run that made a trainer, the others with the question that they answer in another way, and the
-    questions that are left after `MOST_RUNS`.
+    Return the readings of the runs that made a trainer, each with the question that it answers in another way than the
+    first, and the questions that are left after `MOST_RUNS`.
     """
     waiting = deque[tuple[str, dict[str, Any]]]([("", {})])
-    records, failures = list[tuple[str, ScriptRecord]](), list[str]()
+    readings, failures = list[tuple[str, Configuration]](), list[str]()
     questions: dict[str, Any] = {}
     runs = 0
     while waiting and runs < MOST_RUNS:
         question, answers = waiting.popleft()
         runs += 1
         record = _ran(task | {"answers": answers})
-        for _ in range(MOST_RUNS):
-            if not _put_wanted(task, record.wanted):
-                break
-            record = _ran(task | {"answers": answers})
-        if record.trainer:
-            records.append((question, record))
+        if record.reading is not None:
+            readings.append((question, record.reading))
         failures.append(record.error)
         for name, (line, choices) in record.asked.items():
             waiting += [(name, answers | {name: choice}) for choice in choices[1:] if name not in questions]
             questions.setdefault(name, (line, choices))
-    if not records:
+    if not readings:
         raise NotRunError(Path(task["path"]), next(filter(None, failures), "it makes no GRPOTrainer"))
-    left = {question: questions[question] for question, _ in waiting}
-    return records[0][1], records[1:], list(left.items())
+    return readings, [(question, questions[question]) for question, _ in waiting]
 
 
 def _ran(task: Mapping[str, Any]) -> ScriptRecord:
@@ -180,7 +148,7 @@ def _ran(task: Mapping[str, Any]) -> ScriptRecord:
     try:
         outcome = open_sandbox().run(PROGRAM, json.dumps(task), LIMITS)
     except UserError as error:
-        raise no_sandbox(path, error) from None
+        raise no_sandbox(path, error.problems[0]) from None
     if outcome.ending is not Ending.exited:
         reasons = {Ending.timeout: "it took too long", Ending.resource: "it used too much memory"}
         raise NotRunError(path, reasons.get(outcome.ending, "the sandbox failed"))
@@ -189,28 +157,6 @@ def _ran(task: Mapping[str, Any]) -> ScriptRecord:
     except (ValidationError, IndexError):
         reason = (outcome.stderr.strip().splitlines() or ["it ended without a record of its trainer"])[-1]
         raise NotRunError(path, reason) from None
-
-
-def _reading(record: ScriptRecord, path: Path, text: str, tree: ast.Module) -> Configuration:
-    assert record.trainer
-    values = {module.file: module.values for module in record.modules.values()}
-    try:
-        arguments = {name: decoded(each) for name, each in record.trainer.arguments.items()}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise NotRunError(path, "it ended without a record of its trainer") from None
-    return reading_of_trainer(
-        Trainer(
-            arguments=arguments,
-            kind=record.trainer.kind,
-            methods=record.trainer.methods,
-            line=record.trainer.line,
-            trained=record.trainer.trained,
-            path=path,
-            text=text,
-            tree=tree,
-            values=values.get(str(path), {}),
-        )
-    )
 
 
 def _compare(reading: Configuration, other: Configuration, question: str) -> None:
@@ -231,60 +177,34 @@ def _compare(reading: Configuration, other: Configuration, question: str) -> Non
     reading.remarks += [each for each in other.remarks if each not in reading.remarks]
 
 
-# ---------------------------------------------------------------------------------------------------- files it names
+# ------------------------------------------------------------------------------------------------------ files near it
 
 
-def _own_modules(path: Path, tree: ast.Module) -> Iterator[tuple[str, tuple[str, str, bool]]]:
-    """Yield the modules next to a script that it imports, directly or not: name, file, text, and if it is a package."""
-    roots = [path.parent, *list(path.resolve().parents)[1:4]]
-    roots += [root / "src" for root in roots]
-    waiting, seen = list(_imported(tree, "")), set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        waiting += [name.rpartition(".")[0]] if "." in name else []
-        for root in roots:
-            base = root.joinpath(*name.split("."))
-            file = next(
-                (each for each in (base / "__init__.py", base.with_name(f"{base.name}.py")) if each.is_file()), None
-            )
-            if file is None or file.resolve() == path.resolve() or file.stat().st_size > LARGEST_FILE:
-                continue
-            try:
-                text, inner = script_text(file)
-            except UserError:
-                continue
-            is_package = file.name == "__init__.py"
-            waiting += _imported(inner, name if is_package else name.rpartition(".")[0])
-            yield name, (str(file), text, is_package)
-            break
+def _own_modules(path: Path, near: Mapping[Path, str]) -> dict[str, tuple[str, str, bool]]:
+    """Return the modules that a script may import, by their names: file, text, and if it is a package.
+
+    None of them stands in for a library that is recorded; one of Python's own only if it lies beside the script.
+    """
+    here = path.absolute().parent
+    modules: dict[str, tuple[str, str, bool]] = {}
+    for root in (here, Path.cwd(), here.parent):
+        for folder in (root, root / "src"):
+            for file, text in near.items():
+                if file.suffix != ".py" or file == path.absolute() or not file.is_relative_to(folder):
+                    continue
+                *parts, last = file.relative_to(folder).with_suffix("").parts
+                name = ".".join(parts if last == "__init__" else [*parts, last])
+                top = name.partition(".")[0]
+                if top in LIBRARIES or (top in sys.stdlib_module_names and folder != here):
+                    continue
+                shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+                modules.setdefault(name, (str(shown), text, last == "__init__"))
+    return modules
 
 
-def _imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield the names of the modules that a module of a package may import."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")
-            base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, [base, node.module]))
-            yield from filter(None, [module, *(f"{module}.{alias.name}" for alias in node.names)])
-
-
-def _put_wanted(task: dict[str, Any], wanted: Sequence[str]) -> bool:
-    """Put files that the script asked for into its task: those near it or in this folder; return if there are any."""
-    path, files, tables = Path(task["path"]), task["files"], task["tables"]
-    near = [path.parent.resolve(), Path.cwd()]
-    new = False
-    for name in wanted:
-        places = [place.resolve() for place in (Path(name), path.parent / name)]
-        place = next((p for p in places if p.is_file() and any(p.is_relative_to(each) for each in near)), None)
-        if name in files or place is None or place.suffix not in TEXT_FILES or place.stat().st_size > LARGEST_FILE:
-            continue
-        new, files[name] = True, place.read_text(encoding="utf-8", errors="replace")
-        with contextlib.suppress(UserError, ValueError, RecursionError):
-            tables[name] = tables[files[name]] = json.loads(json.dumps(dict(read_tables(place)), default=str))
-    return new
+def _tables(near: Mapping[Path, str]) -> Iterator[tuple[str, Any]]:
+    """Yield what the files of settings near a script hold."""
+    for file in near:
+        if file.suffix in (".yaml", ".yml", ".toml"):
+            with contextlib.suppress(UserError, ValueError, RecursionError):
+                yield str(file), json.loads(json.dumps(dict(read_tables(file)), default=str))

@@ -4,12 +4,12 @@ Arrays, arithmetic, conditions, functions and strings of several lines are then 
 mark, which the recipe shows as not complete.
 """
 
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outdo.config.file import read_text
+from outdo.extras.convert.near import SHELL, near_files
 from outdo.extras.convert.reading import MARK, NotRunError, no_sandbox
 from outdo.extras.sandbox import Ending, Limits, Outcome, open_bubblewrap
 from outdo.utils.errors import UserError
@@ -18,40 +18,22 @@ from outdo.utils.text import one_line
 Words = list[str]
 
 PROGRAMS = (
-    *("python", "python3", "torchrun", "accelerate", "deepspeed", "trl", "ray", "vllm", "swift", "axolotl", "mpirun"),
-    *("pip", "pip3", "conda", "mamba", "git", "curl", "wget", "huggingface-cli", "hf", "wandb", "apt", "apt-get"),
-    *("nvidia-smi", "rocm-smi", "npu-smi", "nvcc", "scontrol", "squeue", "sleep", "kill", "pkill", "killall", "module"),
-    *("scp", "rsync", "modprobe", "sysctl", "aws", "gsutil", "jq", "yq", "nc", "lsof", "ping", "systemctl", "tee"),
+    "python python3 python3.10 python3.11 python3.12 torchrun accelerate deepspeed trl ray vllm swift axolotl mpirun "
+    "pip pip3 conda mamba git curl wget huggingface-cli hf wandb apt apt-get nvidia-smi rocm-smi npu-smi nvcc scontrol "
+    "squeue sleep kill pkill killall module scp rsync modprobe sysctl aws gsutil jq yq nc lsof ping systemctl tee"
 )
 """Programs that record their words and do nothing."""
 
-STARTERS = (
-    *(
-        "sudo",
-        "srun",
-        "sbatch",
-        "ssh",
-        "docker",
-        "podman",
-        "singularity",
-        "apptainer",
-        "uv",
-        "poetry",
-        "tmux",
-        "screen",
-    ),
-    *("numactl", "mpiexec", "kubectl"),
-)
+STARTERS = "sudo srun sbatch ssh docker podman singularity apptainer uv poetry tmux screen numactl mpiexec kubectl"
 """Programs that start others: a command that is one word of theirs is run as well."""
 
-TEXTS = (".yaml", ".yml", ".json", ".txt", ".py")
-"""The ends of the names of files besides scripts that a script may read."""
+STAND_INS = f"{PROGRAMS} {STARTERS}"
 
 FOLDER = "/outdo-stand-ins"
 WORD_END, COMMAND_END, NOT_THERE = "\x1f", "\x1e", "\x1d"
+_OF_THE_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/etc/", "/proc/", "/dev/")
+"""Folders in which nothing can be written."""
 LIMITS = Limits(seconds=5, wall_seconds=120.0, memory=1024, threads=128)
-LARGEST, MOST_FILES, DEEPEST = 200_000, 400, 3
-"""Bytes of a file, files, and levels of folders that the script gets a copy of."""
 
 _STAND_IN = r"""#!/bin/bash
 name=${0##*/}; name=${OUTDO_NAME:-$name}
@@ -109,48 +91,38 @@ _ASSIGNED = re.compile(
 )
 _TESTED = re.compile(r"-[znv]\s+\"?\$?\{?([A-Za-z_]\w*)")
 _OF_BASH = (
-    *(
-        "HOME",
-        "PATH",
-        "PWD",
-        "OLDPWD",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "HOSTNAME",
-        "RANDOM",
-        "SECONDS",
-        "BASH_SOURCE",
-        "BASH",
-    ),
-    *("LINENO", "FUNCNAME", "IFS", "UID", "EUID", "PPID", "OSTYPE", "OPTARG", "OPTIND", "BASH_VERSION", "PIPESTATUS"),
-    *("BASHPID", "REPLY", "COLUMNS", "LINES", "SHLVL", "LANG", "TERM", "EPOCHSECONDS"),
+    "HOME PATH PWD OLDPWD USER LOGNAME SHELL HOSTNAME RANDOM SECONDS BASH_SOURCE BASH LINENO FUNCNAME IFS UID EUID "
+    "PPID OSTYPE OPTARG OPTIND BASH_VERSION PIPESTATUS BASHPID REPLY COLUMNS LINES SHLVL LANG TERM EPOCHSECONDS"
 )
 _ARGUMENT = re.compile(r"\$(?:\{(\d)([^}]?)|(\d))")
 _IN_ARITHMETIC = re.compile(r"⟦\$(\w+)⟧[^\n]*(?:syntax error|operand expected|error token)|error token is \"⟦\$(\w+)⟧")
-_PROGRAM_IN_A_FOLDER = re.compile(rf"(?m)(?:^|[\s\"'(;&|])([\w./~-]*/({'|'.join((*PROGRAMS, *STARTERS))}))(?=[\s\"';])")
-_MISSING_FILE = re.compile(r"line \d+: (\S*/(\S+)): No such file or directory")
+_IN_A_FOLDER = re.compile(rf"(?m)(?:^|(?<=[\s\"'(;&|`]))[\w./~${{}}-]*bin/(?=(?:{STAND_INS.replace(' ', '|')})[\s\"'])")
+"""The folder of a program that has a stand-in."""
+_MISSING_FILE = re.compile(r"(?:line \d+: |')(\S*/([\w.-]+))'?: No such file or directory")
 
 
 def commands_of(path: Path, environment: Mapping[str, str]) -> tuple[list[Words], list[str]]:
     """Return the words of each command that the script starts, and the files that it wanted to source.
 
     Raises:
-        NotRunError: bubblewrap does not work on this machine, or the script starts nothing in it.
+        NotRunError: bubblewrap does not work on this machine, or the script ends with an error before any command.
     """
-    text = read_text(path)
     script = _Script(path, environment)
-    reason = "it starts no command"
-    arguments = _arguments(text)
-    for words, may_exit in ((arguments, True), ([], True), (arguments, False)):
+    reason = ""
+    for words, may_exit in ((script.arguments, True), ([], True), (script.arguments, False)):
         commands, missing, outcome = script.run(words, may_exit=may_exit)
+        if number := _IN_ARITHMETIC.search(outcome.stderr):
+            name = number[1] or number[2]
+            raise NotRunError(path, f"it calculates with ${name}, which nobody sets; give {name}=VALUE after the file")
         if commands:
             return commands, missing
         if outcome.ending is not Ending.exited:
             raise NotRunError(path, "it did not end")
         if outcome.stderr.strip():
             reason = one_line(outcome.stderr.strip().splitlines()[-1])[:200]
-    raise NotRunError(path, reason)
+    if reason:
+        raise NotRunError(path, reason)
+    return [], []
 
 
 def _is_start(words: Sequence[str]) -> bool:
@@ -163,9 +135,11 @@ class _Script:
 
     def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
         self.path, self.folder = path.absolute(), _folder_of(path.absolute())
-        self.files = {str(file): _tolerant(text) for file, text in _readable(self.path, self.folder)}
+        texts = {self.path: read_text(path)} | near_files(self.path)
+        self.files = {str(file): _tolerant(text) for file, text in texts.items()}
         script = self.files[str(self.path)]
-        sourced = [text for name, text in self.files.items() if _is_shell(name) and Path(name).name in script]
+        sourced = [text for name, text in self.files.items() if name.endswith(SHELL) and Path(name).name in script]
+        self.arguments = _arguments(script)
         self.environment = {
             "PATH": f"{FOLDER}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(Path.home()),
@@ -176,51 +150,34 @@ class _Script:
         }
 
     def run(self, arguments: Sequence[str], *, may_exit: bool) -> tuple[list[Words], list[str], Outcome]:
-        """Return the commands and the missing files. A variable that bash calculates with has two values in turn."""
-        programs = dict(_PROGRAM_IN_A_FOLDER.findall(self.files[str(self.path)]))
-        programs = {place: name for place, name in programs.items() if not place.startswith("/usr/")}
-        counted: dict[str, str] = {}
+        """Return the commands and the missing files. A program that is not there gets a stand-in, and the next run."""
+        programs = {f"{FOLDER}/{name}": name for name in STAND_INS.split()}
         for _ in range(6):
-            commands, missing, outcome = self._run(arguments, {**self.environment, **counted}, programs, may_exit)
-            numbers = {name for match in _IN_ARITHMETIC.finditer(outcome.stderr) for name in match.groups() if name}
-            absent = dict(_MISSING_FILE.findall(outcome.stderr))  # a program, or what the script writes to
-            if numbers <= set(counted) and set(absent) <= set(programs):
+            outcome = self._run(arguments, programs, may_exit)
+            absent = {str(self.folder / place): name for place, name in _MISSING_FILE.findall(outcome.stderr)}
+            absent = {place: name for place, name in absent.items() if not place.startswith(_OF_THE_SYSTEM)}
+            if absent.keys() <= programs.keys():  # besides programs these are files that the script writes
                 break
-            counted |= dict.fromkeys(numbers, "8")
             programs |= absent
-        if counted:
-            twice = {**self.environment, **dict.fromkeys(counted, "16")}
-            others, _, _ = self._run(arguments, twice, programs, may_exit)
-            names = ", ".join(f"${name}" for name in counted)
-            if [*map(len, commands)] != [*map(len, others)]:
-                raise NotRunError(self.path, f"what it starts depends on {names}; give it as NAME=VALUE after the file")
-            commands = _compared(commands, others, names)
-        return commands, missing, outcome
+        return *_recorded(outcome.stdout), outcome
 
-    def _run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], programs: Mapping[str, str], may_exit: bool
-    ) -> tuple[list[Words], list[str], Outcome]:
-        stand_ins = {str(self.folder / Path(place).expanduser()): name for place, name in programs.items()}
-        stand_ins |= {f"{FOLDER}/{name}": name for name in (*PROGRAMS, *STARTERS)}
-        files = {
-            **self.files,
-            **{place: _STARTER if name in STARTERS else _STAND_IN for place, name in stand_ins.items()},
-            f"{FOLDER}/functions": _FUNCTIONS + ("" if may_exit else _NO_EXIT),
-            f"{FOLDER}/start": _START,
-        }
+    def _run(self, arguments: Sequence[str], programs: Mapping[str, str], may_exit: bool) -> Outcome:
         try:
             sandbox = open_bubblewrap()
         except UserError as error:
-            raise no_sandbox(self.path, error) from None
-        outcome = sandbox.run_command(
+            raise no_sandbox(self.path, error.problems[0]) from None
+        return sandbox.run_command(
             ["/bin/bash", f"{FOLDER}/start", str(self.path), *arguments],
-            files=files,
-            environment=environment,
+            files={
+                **self.files,
+                **{place: _STARTER if name in STARTERS.split() else _STAND_IN for place, name in programs.items()},
+                f"{FOLDER}/functions": _FUNCTIONS + ("" if may_exit else _NO_EXIT),
+                f"{FOLDER}/start": _START,
+            },
+            environment=self.environment,
             folder=str(self.folder),
             limits=LIMITS,
         )
-        commands, missing = _recorded(outcome.stdout)
-        return commands, missing, outcome
 
 
 def _recorded(printed: str) -> tuple[list[Words], list[str]]:
@@ -238,7 +195,7 @@ def unset_names(text: str, sourced: str = "") -> list[str]:
     """
     without_comments = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
     known = {name for match in _ASSIGNED.finditer(f"{text}\n{sourced}") for name in match.groups() if name}
-    known |= {match[1] for match in _TESTED.finditer(text)} | set(_OF_BASH)
+    known |= {match[1] for match in _TESTED.finditer(text)} | {*_OF_BASH.split()}
     read: dict[str, None] = {}
     for match in _VARIABLE.finditer(without_comments):
         name, operator = match[1] or match[3], match[2] or ""
@@ -255,21 +212,6 @@ def _arguments(text: str) -> Words:
     return [MARK.format(f"${number}") for number in range(1, max(map(int, numbers), default=0) + 1)]
 
 
-def _compared(commands: Sequence[Words], others: Sequence[Words], names: str) -> list[Words]:
-    """Return the commands with marks where the words of `others` differ, behind what is the name of a setting."""
-    return [
-        [
-            word
-            if word == other
-            else f"{word.partition('=')[0]}={MARK.format(names)}"
-            if "=" in word
-            else MARK.format(names)
-            for word, other in zip(words, other_words, strict=True)
-        ]
-        for words, other_words in zip(commands, others, strict=True)
-    ]
-
-
 def _tolerant(text: str) -> str:
     """Return a script that goes on after an error: a file or a device of the script's machine may not be here."""
 
@@ -277,36 +219,12 @@ def _tolerant(text: str) -> str:
         letters = re.sub("[eunvx]", "", match[2])
         return f"{match[1]}set -{letters}" if letters else f"{match[1]}:"
 
+    text = _IN_A_FOLDER.sub("", text)
     text = re.sub(r"(?m)^(\s*)set\s+-([a-z]+)\b", without_errexit, text)
     return re.sub(r"(?m)^(\s*)set\s+-o\s+(errexit|nounset)\b", r"\1:", text)
-
-
-def _is_shell(name: str) -> bool:
-    return name.endswith((".sh", ".bash", ".env", ".slurm", ".sbatch", ".conf"))
 
 
 def _folder_of(path: Path) -> Path:
     """Return the folder in which the script runs: where the user is, if the script lies below."""
     here = Path.cwd()
     return here if path.is_relative_to(here) and here not in (Path("/"), Path.home()) else path.parent
-
-
-def _readable(path: Path, folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the script and the small files of text near it, with what is in them."""
-    yield path, read_text(path)
-    outer = path.parent.parent
-    near = [*_texts(path.parent, DEEPEST), *_texts(folder, DEEPEST), *_texts(outer, 1)]
-    for file in list(dict.fromkeys(near))[:MOST_FILES]:
-        if file != path and file.is_file() and file.stat().st_size <= LARGEST:
-            yield file, file.read_text(encoding="utf-8", errors="replace")
-
-
-def _texts(folder: Path, deepest: int) -> Iterator[Path]:
-    """Yield the files of a folder, and of those in it, that a script may source or read."""
-    if folder in (Path("/"), Path.home(), Path("/tmp")):
-        deepest = 1
-    for root, folders, names in os.walk(folder):
-        depth = 1 + len(Path(root).relative_to(folder).parts)
-        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < deepest else []
-        files = [Path(root, name) for name in sorted(names)]
-        yield from (file for file in files if _is_shell(file.name) or file.suffix in TEXTS)

@@ -1,26 +1,25 @@
 """Read a file of another library, and the words after it on the command line: YAML, a shell script, settings alone."""
 
 import re
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outdo.config.file import read_tables
+from outdo.config.file import read_tables, read_value
 from outdo.extras.convert.account import table_of
 from outdo.extras.convert.interpolation import interpolated
 from outdo.extras.convert.reading import (
     MARKED,
     Configuration,
     Settings,
-    flags,
-    hydra_value,
-    key_values,
     unmarked,
     without_marks,
 )
 from outdo.extras.convert.recorded import recorded_script
 from outdo.extras.convert.shell import commands_of
+from outdo.extras.convert.words import flags, hydra_value
 from outdo.utils.errors import UserError
 from outdo.utils.text import dotted
 
@@ -87,8 +86,9 @@ def _yaml_of_verl(path: Path, reading: Configuration) -> Settings:
 
 def _named_config(words: Sequence[str], path: Path, reading: Configuration) -> tuple[Settings, list[str]]:
     """Return the settings of the file that `--config-path` and `--config-name` name, and the other words."""
-    named, rest = _hydra_flags(words)
-    name, folder = named.get("name", "").removesuffix(".yaml"), named.get("path", named.get("dir", ""))
+    named, rest = _hydra_flags().parse_known_args(words)
+    name = (named.name or "").strip("'\"").removesuffix(".yaml")
+    folder = (named.path or named.dir or "").strip("'\"")
     if not name or (name in OF_VERL and not folder):
         return {}, rest
     places = [base / folder / f"{name}.yaml" for base in (Path.cwd(), path.parent, *path.parent.parents[:3])]
@@ -100,23 +100,12 @@ def _named_config(words: Sequence[str], path: Path, reading: Configuration) -> t
     return {}, rest
 
 
-def _hydra_flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of `--config-name`, `--config-path` and `--config-dir` by their last parts, and other words."""
-    short = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
-    named: dict[str, str] = {}
-    rest: list[str] = []
-    waiting = ""
-    for word in words:
-        flag, equals, value = word.partition("=")
-        flag = short.get(flag, flag)
-        if waiting:
-            named[waiting], waiting = word.strip("'\""), ""
-        elif flag in short.values():
-            part = flag.rpartition("-")[2]
-            named[part], waiting = value.strip("'\""), "" if equals else part
-        else:
-            rest.append(word)
-    return named, rest
+def _hydra_flags() -> ArgumentParser:
+    """Return the parser of `--config-name`, `--config-path` and `--config-dir`, in their long and short forms."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for part in ("name", "path", "dir"):
+        parser.add_argument(f"-c{part[0]}", f"--config-{part}", dest=part, nargs="?", default="")
+    return parser
 
 
 def _is_of_verl(command: Sequence[str]) -> int:
@@ -153,11 +142,11 @@ def _is_of_openrlhf(command: Sequence[str]) -> int:
 def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
     """Return the settings of TRL: those of YAML, of a Python script, or of the command of a shell script."""
     if path is None or path.suffix in (".yaml", ".yml"):
-        return _finished(Configuration(), ({} if path is None else read_tables(path)) | key_values(words))
+        return _finished(Configuration(), ({} if path is None else read_tables(path)) | _key_values(words))
     if path.suffix == ".py":
         words, environment = _environment(words)
         first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
-        return _over(recorded_script(path, words[first:], environment), key_values(words[:first]))
+        return _over(recorded_script(path, words[first:], environment), _key_values(words[:first]))
     words, environment = _environment(words)
     command, reading = _command(path, environment, _is_of_trl, "a training of TRL: a .py or `trl grpo`")
     start = next(i for i, word in enumerate(command) if _is_program(word))
@@ -174,7 +163,7 @@ def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
         written = {}  # the script itself has read them
         reading = replace(of_script, how=f"{reading.how} {of_script.how}", missing=reading.missing + of_script.missing)
     reading.processes = _processes(launch, path)
-    return _over(reading, written | key_values(words))
+    return _over(reading, written | _key_values(words))
 
 
 def _python_file(word: str, path: Path, reading: Configuration) -> Path | None:
@@ -241,6 +230,14 @@ def _command(
     if others:
         reading.remarks.append(f"the script starts {len(others) + 1} trainings; the recipe is that with most settings")
     return command, reading
+
+
+def _key_values(words: Sequence[str]) -> Settings:
+    """Return `key=value` settings; a value is TOML, and otherwise text. Raises `UserError` for another word."""
+    pairs = [word.partition("=") for word in words]
+    if wrong := [key for key, equals, _ in pairs if not equals]:
+        raise UserError([f"{word}: expected key=value" for word in wrong])
+    return {key.lstrip("-"): read_value(value) for key, _, value in pairs}
 
 
 def _loose(word: str, reading: Configuration) -> None:

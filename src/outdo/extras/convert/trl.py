@@ -13,13 +13,12 @@ from outdo.extras.convert.conversion import (
     Given,
     Rule,
     as_list,
-    data_source,
     piece,
     put_epochs,
     put_evaluation,
     put_trackers,
 )
-from outdo.extras.convert.reading import Configuration, reading_of
+from outdo.extras.convert.reading import Configuration, data_source, reading_of
 from outdo.extras.convert.trl_objective import advantage, objective, reference
 from outdo.extras.convert.trl_rewards import put_rewards
 from outdo.utils.text import counted

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outdo.extras.convert.reading import unmarked
 from outdo.extras.convert.recorder.unknown import RUN, Origin, Unknown, line, shown
+from outdo.extras.convert.words import flags
 
 
 class TrainingBeginsError(BaseException):
@@ -25,7 +27,7 @@ class SettingsType(type):
     def __call__(cls, *arguments: Any, **settings: Any) -> Any:
         made: Any = object.__new__(cls)
         own = _fields(cls)
-        vars(made).update({"given": {}, "line": line(), "own": set(own) - {*cls.defaults}})
+        vars(made).update({"given": {}, "own": set(own) - {*cls.defaults}})
         for name, each in own.items():
             value = default_of(each)
             setattr(made, name, Unknown(Origin("text", f"--{name}")) if value is dataclasses.MISSING else value)
@@ -43,6 +45,11 @@ class Settings(metaclass=SettingsType):
     """Names that the script's own subclass adds, which TRL does not read."""
 
     def __post_init__(self) -> None: ...
+
+    def settings(self) -> dict[str, Any]:
+        """Return what was given to TRL, also by way of `vars(config)`."""
+        written = self.given | {n: each for n, each in vars(self).items() if n not in ("given", "own")}
+        return {unmarked(name): value for name, value in written.items() if name not in self.own}
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.given[name] = value
@@ -91,7 +98,7 @@ class GRPOTrainer:
 # ------------------------------------------------------------------------------------------- the script's own arguments
 
 TABLES: dict[str, Any] = {}
-"""What the YAML files that the script names hold, by their paths and by their texts."""
+"""What YAML files near the script hold, by their texts."""
 
 
 class Parser:
@@ -101,7 +108,7 @@ class Parser:
         self.types = list(dataclass_types) if isinstance(dataclass_types, Sequence) else [dataclass_types]
 
     def parse_args_and_config(self, args: Any = None, *_: Any, **__: Any) -> tuple[Any, ...]:
-        values = _values(sys.argv[1:] if args is None else args)
+        values = flags(sys.argv[1:] if args is None else args)[0]
         file = values.pop("config", None)
         return self.parse_dict((load_table(file) if file else {}) | values)
 
@@ -156,62 +163,15 @@ FIELDS = {
 """The fields of TRL's classes beside `GRPOConfig`, which has all others."""
 
 
-def _values(words: Sequence[str]) -> dict[str, Any]:
-    """Return `--name value ...` and `--name=value` as values."""
-    values: dict[str, Any] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            values[name] = _plain(value) if equals else True
-        elif name:
-            before = values[name]
-            values[name] = _plain(word) if before is True else [*_listed(before), _plain(word)]
-    return values
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _plain(text: str) -> Any:
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
-    except ValueError:
-        return text
-
-
 def load_table(file: Any, *_: Any, **__: Any) -> Any:
     """Return what a file of settings holds: an open one, its path, or its text."""
-    text = file.read() if hasattr(file, "read") else str(file)
-    if text not in TABLES:
-        RUN.wanted.append(text)
-        raise FileNotFoundError(f"{shown(text)}: no settings could be read")
-    return attributes(TABLES[text])
-
-
-class AttributeDict(dict[str, Any]):
-    """A table whose keys are attributes as well, as those of OmegaConf."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self:
-            raise AttributeError(name)
-        return self[name]
-
-    __setattr__ = dict.__setitem__  # type: ignore[assignment]
-
-
-def attributes(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return AttributeDict({name: attributes(each) for name, each in value.items()})
-    return [attributes(each) for each in value] if isinstance(value, list) else value
-
-
-class OmegaConf:
-    load = staticmethod(load_table)
-    create = staticmethod(attributes)
-    to_container = to_object = staticmethod(lambda value, *_, **__: value)
+    text = file.read() if hasattr(file, "read") else RUN.text_of(file) or str(file)
+    if text in TABLES:
+        return TABLES[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise FileNotFoundError(f"{shown(file)}: no settings could be read") from None
 
 
 def progress(items: Any = (), *_: Any, **__: Any) -> Any:
@@ -223,7 +183,7 @@ def cli(kind: Any, *_: Any, **__: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         return Parser(kind).parse_args_and_config()[0]
     call: Any = kind
-    return call(**_values(sys.argv[1:]))
+    return call(**flags(sys.argv[1:])[0])
 
 
 RECORDED: dict[str, dict[str, Any]] = {
@@ -237,7 +197,6 @@ RECORDED: dict[str, dict[str, Any]] = {
     },
     "transformers": {"HfArgumentParser": Parser},
     "yaml": dict.fromkeys(("safe_load", "load", "full_load", "unsafe_load"), load_table),
-    "omegaconf": {"OmegaConf": OmegaConf},
     "tqdm": {"tqdm": progress, "trange": range},
     "tyro": {"cli": cli},
 }

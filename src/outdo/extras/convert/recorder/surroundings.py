@@ -3,6 +3,7 @@
 import argparse
 import ast
 import builtins
+import functools
 import importlib.abc
 import importlib.machinery
 import io
@@ -16,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from outdo.extras.convert.recorder.unknown import OPEN, RUN, Origin, Unknown, frame_of_script, is_none, shown, unmarked
+from outdo.extras.convert.reading import OPEN, unmarked
+from outdo.extras.convert.recorder.unknown import RUN, Origin, Unknown, frame_of_script, is_none, shown
 
 _MISSING = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 
@@ -66,10 +68,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class MissingFinder(Finder):
     """Finds what nothing else finds, for the script alone: Python's own library has imports that are meant to fail."""
 
-    def __init__(self, sources: Mapping[str, tuple[str, str, bool]], optional: Mapping[str, set[int]]) -> None:
+    def __init__(self, texts: Mapping[str, str]) -> None:
         super().__init__({})
-        self.optional = optional
-        """For each file the lines of imports that it survives."""
+        self.texts = texts
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         frame = sys._getframe(1)
@@ -78,7 +79,7 @@ class MissingFinder(Finder):
         file = frame.f_code.co_filename
         if file not in RUN.files:
             return None
-        is_import = frame.f_lineno not in self.optional[file]
+        is_import = frame.f_lineno not in optional_imports(self.texts[file])
         if is_import or RUN.decide(f"{fullname.partition('.')[0]} can be imported", (True, False)):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
@@ -102,6 +103,7 @@ def compiled(text: str, file: str) -> Any:
     return compile(tree, file, "exec")
 
 
+@functools.cache
 def optional_imports(text: str) -> set[int]:
     """Return the lines that may fail to import something: those in a `try` that expects it, and `find_spec`."""
     lines = set[int]()
@@ -120,13 +122,15 @@ def surround(task: Mapping[str, Any]) -> None:
     texts = {task["path"]: task["text"]} | {file: text for file, text, _ in task["modules"].values()}
     RUN.files |= texts.keys()
     sys.meta_path.insert(0, Finder(task["modules"]))
-    sys.meta_path.append(MissingFinder({}, {file: optional_imports(text) for file, text in texts.items()}))
+    sys.meta_path.append(MissingFinder(texts))
     sys.argv[:] = [task["path"], *task["arguments"]]
     os.environ.clear()
     os.environ.update(task["environment"])
     os.environ.__class__.__getitem__ = _variable  # type: ignore[method-assign]
     os.environ.__class__.get = _variable_or_default  # type: ignore[method-assign]
-    _with_files(task["files"])
+    RUN.texts = task["files"]
+    RUN.folders = (task["folder"], os.path.join(task["folder"], os.path.dirname(task["path"])))
+    _with_files()
     _without_effects()
     builtins.__outdo_is_none__ = is_none  # type: ignore[attr-defined]
     argparse.ArgumentParser.parse_known_args = _lenient(argparse.ArgumentParser.parse_known_args)  # type: ignore
@@ -150,28 +154,24 @@ def _variable_or_default(environment: Any, name: str, default: Any = None) -> An
         return default
 
 
-def _with_files(files: Mapping[str, str]) -> None:
-    """Let the script open the files that it names; what it writes is forgotten."""
+def _with_files() -> None:
+    """Let the script open the files near it; what it writes is forgotten."""
     real, exists = builtins.open, os.path.exists
-
-    def is_given(path: Any) -> bool:
-        name = os.path.normpath(os.fspath(path))
-        if name not in files and frame_of_script() is not None:
-            RUN.wanted.append(name)
-        return name in files
 
     def open_file(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
         if frame_of_script() is None or isinstance(file, int):
             return real(file, mode, *arguments, **keywords)
-        name = os.path.normpath(os.fspath(file))
         if set("wax+") & set(mode):
             return io.BytesIO() if "b" in mode else io.StringIO()
-        if not is_given(file):
-            raise FileNotFoundError(f"{file}: no such file of settings or text near the script")
-        return io.BytesIO(files[name].encode()) if "b" in mode else io.StringIO(files[name])
+        text = RUN.text_of(file)
+        if text is None:
+            raise FileNotFoundError(f"{unmarked(str(file))}: no such file of settings or text near the script")
+        return io.BytesIO(text.encode()) if "b" in mode else io.StringIO(text)
 
     builtins.open = io.open = open_file
-    os.path.exists = os.path.isfile = lambda path: is_given(path) or exists(path)
+    os.path.exists = os.path.isfile = lambda path: (
+        exists(path) or bool(frame_of_script() and RUN.text_of(path) is not None)
+    )
 
 
 def _without_effects() -> None:

@@ -5,13 +5,14 @@ branches on one, `decide` gives an answer and keeps the question, so that the sc
 """
 
 import dis
+import functools
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-OPEN, CLOSE = "⟦", "⟧"
-"""They stand around an expression inside of a text, such as that of `f"runs/{unknown}"`."""
+from outdo.extras.convert.reading import CLOSE, OPEN, unmarked
 
 MOST_ASKED, MOST_ITEMS = 60, 3000
 LENGTHS = (1, 997)
@@ -34,6 +35,10 @@ class ScriptRun:
         """What the script trains before, such as `trl.SFTTrainer(...)`, and the lines."""
         self.defaults: dict[str, str] = {}
         """Arguments and variables that were not given, and their defaults."""
+        self.texts: dict[str, str] = {}
+        """What is in the files near the script, by their whole paths."""
+        self.folders: tuple[str, ...] = ()
+        """Where the paths of files may begin."""
         self.wanted: list[str] = []
         """Files that the script reads and that are not there."""
 
@@ -44,6 +49,14 @@ class ScriptRun:
                 raise RuntimeError(f"more than {MOST_ASKED} decisions depend on what nobody knows here")
             self.asked[question] = (line(), list(choices))
         return self.answers.get(question, choices[0])
+
+    def text_of(self, path: Any) -> str | None:
+        """Return what is in a file near the script; None if it is not there."""
+        places = [os.path.normpath(os.path.join(folder, os.fspath(path))) for folder in self.folders]
+        place = next((place for place in places if place in self.texts), None)
+        if place is None:
+            self.wanted.append(unmarked(str(path)))
+        return None if place is None else self.texts[place]
 
 
 RUN = ScriptRun()
@@ -248,22 +261,83 @@ def changed(value: Any, how: str) -> None:
 
 def shown(value: Any) -> str:
     """Return a value as the script would write it, on one line and shortened."""
-    if not isinstance(value, Unknown):
-        text = getattr(value, "__name__", None) or repr(value)
-        return _short(unmarked(str(text)))
+    if isinstance(value, Unknown):
+        return _short(_expression(value))
+    if isinstance(value, functools.partial):
+        return _short(f"functools.partial({shown(value.func)}, ...)")
+    if hasattr(value, "__qualname__"):  # a function or a class
+        return "a lambda" if value.__name__ == "<lambda>" else str(value.__name__)
+    if type(value).__module__ != "builtins":
+        return f"an object of the class {type(value).__name__}"
+    return _short(repr(value).replace(OPEN, "{").replace(CLOSE, "}"))
+
+
+def _expression(value: Unknown) -> str:
     node = origin_of(value)
     if node.kind == "call":
         words = [shown(each) for each in node.arguments]
-        words += [f"{name}={shown(each)}" for name, each in node.keywords.items()]
-        return _short(f"{shown(node.of)}({', '.join(words)})")
+        words += [f"{unmarked(name)}={shown(each)}" for name, each in node.keywords.items()]
+        return f"{shown(node.of)}({', '.join(words)})"
     if node.kind == "item":
-        return _short(f"{shown(node.of)}[{shown(node.key)}]")
-    return _short(f"{shown(node.of)}.{node.text}" if node.kind == "get" else node.text)
-
-
-def unmarked(text: str) -> str:
-    return text.replace(OPEN, "").replace(CLOSE, "")
+        return f"{shown(node.of)}[{shown(node.key)}]"
+    return f"{shown(node.of)}.{node.text}" if node.kind == "get" else node.text
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 90 else f"{text[:87]}..."
+
+
+# --------------------------------------------------------------------------------------------------- what a value says
+
+
+class NotPlainError(Exception):
+    """A value is not plain; the message shows it."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value of numbers, texts, lists and tables. A member of torch is its name. Raises `NotPlainError`."""
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {unmarked(str(name)): plain(each) for name, each in value.items()}
+    if isinstance(value, Unknown) and origin_of(value).kind == "name" and shown(value).startswith("torch."):
+        return shown(value).rpartition(".")[2]
+    if value is None or type(value) in (bool, int, float) or (type(value) is str and OPEN not in value):
+        return value
+    raise NotPlainError(shown(value))
+
+
+def called(value: Any) -> str:
+    """Return the last part of the name of what a call calls; "" for a value that is no call."""
+    node = origin_of(value) if isinstance(value, Unknown) else None
+    of = origin_of(node.of) if node is not None and node.kind == "call" else None
+    return of.text.rpartition(".")[2] if of is not None and of.kind in ("name", "get") else ""
+
+
+def method_of(value: Any) -> Any:
+    """Return the value whose method a call calls; None for a function or a method of a class."""
+    of = origin_of(origin_of(value).of)
+    return of.of if of.kind == "get" else None
+
+
+def named(call: Any, *positions: str) -> dict[str, Any]:
+    """Return the arguments of a call by name, with these names for those that have none.
+
+    What the script sets later in an object of settings counts as well.
+    """
+    node = origin_of(call)
+    given = dict(zip(positions, node.arguments, strict=False))
+    given |= {unmarked(name): value for name, value in node.keywords.items()}
+    if called(call).endswith("Config"):
+        given |= {name: value for (kind, name), value in node.parts.items() if kind == "set"}
+    return given
+
+
+def first_of(call: Any) -> Any:
+    """Return the first argument of a call that has no name."""
+    return next(iter(origin_of(call).arguments), None)
+
+
+def effects_on(value: Any) -> list[tuple[int, str]]:
+    """Return what the script did to a value: the line, and a method or an attribute."""
+    return origin_of(value).effects if isinstance(value, Unknown) else []

@@ -1,0 +1,333 @@
+"""The rows that a script gives to a trainer: which files or data sets they are, and what the script makes of them."""
+
+import ast
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outdo.extras.convert.reading import MARKED, OPEN, Configuration, data_source, unmarked
+from outdo.extras.convert.recorder.source import Sources, function_of
+from outdo.extras.convert.recorder.unknown import (
+    RUN,
+    NotPlainError,
+    Origin,
+    Unknown,
+    called,
+    effects_on,
+    first_of,
+    method_of,
+    named,
+    origin_of,
+    plain,
+    shown,
+)
+
+FORMATS = ("json", "csv", "parquet", "text", "arrow")
+"""First arguments of `load_dataset` that read the files of `data_files`."""
+
+NO_CHANGE = ("select_columns", "remove_columns", "with_format", "set_format", "flatten_indices", "cast", "cast_column")
+SAVE = "save the changed rows as a .jsonl file"
+ROW = "row"
+"""What an unknown row is called, as in `row['question']`."""
+COLUMN = re.compile(rf"{ROW}\[\s*['\"](\w+)['\"]\s*\]")
+
+
+@dataclass(kw_only=True)
+class ScriptRows:
+    """Rows as they are on disk, and what the script makes of them."""
+
+    path: Any = ""
+    name: Any = None
+    split: Any = None
+    limit: int | None = None
+    held_out: float | None = None
+    """How many rows, or which share below 1, the script holds out."""
+    is_held_out: bool = False
+    """Whether these are the ones held out."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """The columns that it makes."""
+    makers: list[Any] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    """What a recipe cannot do to rows."""
+    renamed: bool = False
+    shuffled: bool = False
+    splits: Sequence[str] = ()
+
+
+def put_rows(reading: Configuration, name: str, value: Any, sources: Sources) -> None:
+    """Put the rows `train_dataset` or `eval_dataset` of a trainer."""
+    try:
+        if isinstance(value, Mapping):  # held-out sets with names
+            reading.written[name] = {key: _source(_rows_of(each), "test") for key, each in value.items()}
+            return
+        rows = _rows_of(value)
+        if not rows.is_held_out:
+            reading.written[name] = _source(rows, "train" if name == "train_dataset" else "test")
+    except NotPlainError as error:
+        reading.unread[name] = str(error)
+        return
+    reading.remarks += [f"{name}: {each}" for each in rows.changes]
+    if rows.held_out is not None:
+        reading.written["data.eval_rows"] = rows.held_out if rows.held_out < 1 else math.ceil(rows.held_out)
+    if rows.limit is not None:
+        reading.written["data.limit" if name == "train_dataset" else "eval.rows"] = rows.limit
+    if name == "train_dataset":
+        _put_columns(reading, rows, sources)
+
+
+def _source(rows: ScriptRows, split: str) -> Any:
+    """Return rows as `data.path` names them."""
+    if isinstance(rows.path, list):
+        return [data_source(each, split) for each in rows.path]
+    return data_source(rows.path, rows.split or ("train" if rows.held_out is not None else split), rows.name)
+
+
+# ------------------------------------------------------------------------------------------------------- where they are
+
+
+def _rows_of(value: Any) -> ScriptRows:
+    """Return the rows that a value of the script is. Raises `NotPlainError` if that is not known."""
+    node = origin_of(value) if isinstance(value, Unknown) else None
+    if node is not None and node.kind in ("item", "get"):
+        rows, key = _rows_of(node.of), node.key if node.kind == "item" else node.text
+        if rows.splits and isinstance(key, int):
+            rows.split, rows.splits = rows.splits[key], ()
+        elif rows.held_out is not None:
+            rows.is_held_out = key == "test"
+        elif isinstance(key, str):
+            rows.split = key
+    elif called(value):
+        rows = _called(value)
+    else:
+        raise NotPlainError(shown(value))
+    lines = [line for line, how in effects_on(value) if how[-2:] != "()"]  # what a method returns is followed by itself
+    rows.changes += [f"line {line}: the script changes the rows; {SAVE}" for line in lines]
+    return rows
+
+
+def _called(value: Any) -> ScriptRows:
+    if called(value) in ("load_dataset", "load_from_disk"):
+        return _loaded(value)
+    if method_of(value) is None:
+        raise NotPlainError(shown(value))
+    rows = _rows_of(method_of(value))
+    _apply(rows, value)
+    return rows
+
+
+def _loaded(call: Any) -> ScriptRows:
+    positions = ("path", "name", "data_dir", "data_files", "split") if called(call) == "load_dataset" else ("path",)
+    given = named(call, *positions)
+    path, name, files, split, revision, folder = (
+        plain(given.get(each)) for each in ("path", "name", "data_files", "split", "revision", "data_dir")
+    )
+    if files is not None and path not in FORMATS:
+        raise NotPlainError(shown(call))
+    rows = ScriptRows(path=path, name=name) if files is None else ScriptRows(path=_file_of_split(files, split))
+    if revision is not None:
+        rows.path, rows.name = f"{data_source(path, '', name).rstrip(':')}@{revision}", None
+    rows.splits, rows.split = (split, None) if isinstance(split, list) else ((), split)
+    part_of_file = files is not None and "[" in str(split)
+    if part_of_file or folder is not None:
+        line = origin_of(call).line
+        rows.changes.append(f"line {line}: {shown(call)}: a recipe has no data_dir, and takes no part of a file")
+    return rows
+
+
+def _file_of_split(files: Any, split: Any) -> Any:
+    """Return the files of a split: `data_files` may be a table of them."""
+    return files.get(split or "train", next(iter(files.values()))) if isinstance(files, Mapping) else files
+
+
+def _apply(rows: ScriptRows, call: Any) -> None:
+    """Apply a method of a data set to rows."""
+    first, method, line = first_of(call), called(call), origin_of(call).line
+    takes = len(first) if isinstance(first, range) and first == range(len(first)) else first
+    if method in METHODS:
+        METHODS[method](rows, call)
+    elif method in ("select", "take") and isinstance(takes, int):
+        rows.limit = takes if rows.limit is None else min(rows.limit, takes)
+        if rows.shuffled:
+            rows.changes.append(f"line {line}: the script takes {takes} rows by chance, the recipe the first ones")
+    elif method not in NO_CHANGE:
+        rows.changes.append(
+            f"line {line}: the script changes the rows ({method}), the recipe takes all of them as they are; {SAVE}"
+        )
+
+
+def _rename(rows: ScriptRows, call: Any) -> None:
+    first = first_of(call)
+    names = plain(list(named(call, "original_column_name", "new_column_name").values()))
+    pairs = plain(first) if isinstance(first, Mapping) else {names[0]: names[1]}
+    rows.renamed = True
+    for old, new in pairs.items():
+        rows.columns[new] = rows.columns.pop(old, Unknown(Origin("text", ROW))[old])
+
+
+def _hold_out(rows: ScriptRows, call: Any) -> None:
+    rows.held_out = float(plain(named(call, "test_size").get("test_size", 0.25)))
+
+
+def _shuffle(rows: ScriptRows, _: Any) -> None:
+    rows.shuffled = True
+
+
+def _map(rows: ScriptRows, call: Any) -> None:
+    function = first_of(call)
+    rows.makers.append(function)
+    made = None if origin_of(call).keywords.get("batched") is not None else _made_row(function)
+    if made is None:
+        rows.columns["prompt"] = Unknown(
+            Origin("text", f"what {shown(function)} (line {origin_of(call).line}) makes of the rows")
+        )
+        return
+    before = dict(rows.columns)
+    rows.columns |= {name: _of_original(value, before) for name, value in made.items()}
+
+
+def _made_row(function: Any) -> dict[str, Any] | None:
+    """Return what a function of the script makes of an unknown row. A column that depends on the row is unknown."""
+    if function_of(function) is None:
+        return None
+    asked, answers = RUN.asked, RUN.answers
+    RUN.asked = {}
+    try:
+        made = [_made(function)]
+        for question, (_, choices) in list(RUN.asked.items()):
+            RUN.answers = {**answers, question: choices[1]}
+            made.append(_made(function))
+    except Exception:
+        return None
+    finally:
+        RUN.asked, RUN.answers = asked, answers
+    names = dict.fromkeys(name for each in made for name in each)
+    return {name: _agreed([each.get(name) for each in made]) for name in names}
+
+
+def _made(function: Any) -> dict[str, Any]:
+    row = Unknown(Origin("text", ROW))
+    made = function(row)
+    if made is row:  # in which the function has set columns
+        return {ast.literal_eval(key): value for (kind, key), value in origin_of(row).parts.items() if kind == "item"}
+    return {unmarked(str(name)): value for name, value in dict(made).items()}
+
+
+def _agreed(values: list[Any]) -> Any:
+    """Return the value that all have, or else what the longest of them says."""
+    if all(_parts(each) == _parts(values[0]) for each in values):
+        return values[0]
+    return Unknown(Origin("text", max(map(shown, values), key=len)))
+
+
+def _parts(value: Any) -> Any:
+    """Return what a value is made of, to compare it."""
+    if isinstance(value, Unknown):
+        node = origin_of(value)
+        return node.kind, node.text, *map(_parts, (node.of, node.key, node.arguments, node.keywords))
+    if isinstance(value, Mapping):
+        return {name: _parts(each) for name, each in value.items()}
+    return [_parts(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _of_original(value: Any, before: Mapping[str, Any]) -> Any:
+    """Return a value that is made of a row as one made of the row on disk."""
+    column = _column_of(value)
+    if column is not None:
+        return before.get(column, value)
+    if isinstance(value, list):
+        return [_of_original(each, before) for each in value]
+    return {n: _of_original(each, before) for n, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _column_of(value: Any) -> str | None:
+    """Return the name of the column that a value is, unchanged: `row["question"]`, `row.get("question")`."""
+    if called(value) == "get" and len(origin_of(value).arguments) == 1:
+        row, key = method_of(value), first_of(value)
+    elif isinstance(value, Unknown) and origin_of(value).kind in ("item", "get"):
+        node = origin_of(value)
+        row, key = node.of, node.key if node.kind == "item" else node.text
+    else:
+        return None
+    return str(key) if isinstance(row, Unknown) and shown(row) == ROW else None
+
+
+METHODS: Mapping[str, Callable[[ScriptRows, Any], None]] = {
+    "map": _map,
+    "rename_column": _rename,
+    "rename_columns": _rename,
+    "train_test_split": _hold_out,
+    "shuffle": _shuffle,
+}
+
+
+# ------------------------------------------------------------------------------------------------ what they are made of
+
+
+def _put_columns(reading: Configuration, rows: ScriptRows, sources: Sources) -> None:
+    """Put where prompts and answers are in the rows on disk, and what rewards get."""
+    made = dict(rows.columns)
+    prompt = made.pop("prompt", None)
+    if prompt is not None:
+        _put_prompt(reading, prompt, sources)
+    columns = {name: _column_of(value) for name, value in made.items() if _column_of(value) != name}
+    if not columns:
+        return
+    maker = function_of(rows.makers[0]) if len(rows.makers) == 1 else None
+    if None not in columns.values():
+        sources.rows = f"lambda row: {{{', '.join(f'{name!r}: row[{column!r}]' for name, column in columns.items())}}}"
+    elif maker is not None and not rows.renamed and (code := sources.expression(maker)):
+        sources.rows = code
+    else:
+        reading.missing += [f"the column {name}: {shown(made[name])}; {SAVE}" for name in columns]
+
+
+def _put_prompt(reading: Configuration, prompt: Any, sources: Sources) -> None:
+    """Put the column of the prompt, and the system message or the template around it."""
+    column = _column_of(prompt)
+    if called(prompt) == "apply_chat_template":
+        _put_rendered(reading, prompt)
+    elif isinstance(prompt, list):
+        sources.messages = True
+        _put_messages(reading, prompt)
+    elif column is not None:
+        reading.written["data.prompt"] = column
+    elif isinstance(prompt, str) and len(parts := MARKED.split(prompt)) == 3 and (match := COLUMN.fullmatch(parts[1])):
+        reading.written["data.prompt"] = match[1]
+        reading.written["data.template"] = f"{parts[0]}{{prompt}}{parts[2]}"
+    else:
+        reading.missing.append(f"data.prompt: {shown(prompt)}; {SAVE}")
+
+
+def _put_rendered(reading: Configuration, prompt: Any) -> None:
+    """Put a prompt that the script renders by the chat template."""
+    given = named(prompt, "conversation")
+    if given.get("tokenize", True) is not False:
+        reading.missing.append(f"data.prompt: {shown(prompt)} makes token ids")
+        return
+    try:
+        options = {n: v for n, v in given.items() if n not in ("conversation", "tokenize", "add_generation_prompt")}
+        if options:
+            reading.written["data.template"] = plain(options)
+    except NotPlainError as error:
+        reading.missing.append(f"data.template: {error}")
+    _put_messages(reading, given.get("conversation"))
+
+
+def _put_messages(reading: Configuration, messages: Any) -> None:
+    """Put messages that are an optional system message and a column."""
+    *before, last = messages if isinstance(messages, list) and messages else [None]
+    column, system = _column_of(_content(last, "user")), _content(before[0], "system") if len(before) == 1 else None
+    has_system = isinstance(system, str) and OPEN not in system
+    if column is None or (before and not has_system):
+        reading.missing.append(f"data.prompt: {shown(messages)}; {SAVE}")
+        return
+    reading.written["data.prompt"] = column
+    if has_system:
+        reading.written["data.system"] = system
+
+
+def _content(message: Any, role: str) -> Any:
+    """Return the content of a message of a role; None for anything else."""
+    return message.get("content") if isinstance(message, Mapping) and message.get("role") == role else None
