@@ -1,7 +1,6 @@
-"""`outdo convert` writes a recipe, and the documentation shows what it writes."""
+"""`outdo convert` writes a recipe and the file of its rewards, prints remarks, and refuses what it cannot read."""
 
-import re
-import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,43 +8,24 @@ import pytest
 from outdo.config.file import load
 from outdo.utils.errors import UserError
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("from-trl.md",)
-BLOCK = re.compile(r"```(?P<kind>\w+)(?: title=\"(?P<name>[\w.]+)\")?\n(?P<text>.*?)```", re.DOTALL)
+CONVERTED = Path(__file__).parent / "converted"
+"""A script of TRL, and the recipe and the file of rewards that it becomes."""
 
 
-def blocks(page):
-    """The files that a page shows, by their names, and the command that converts one of them."""
-    files, command = {}, ""
-    for match in BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
-        if match["name"]:
-            files[match["name"]] = match["text"]
-        elif match["text"].startswith("outdo convert") and not command:
-            command = match["text"].splitlines()[0]
-    return files, shlex.split(command)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_conversion_that_a_page_shows_is_the_one_that_the_command_writes(page, outdo, tmp_path, monkeypatch):
-    files, (_, *command) = blocks(page)
+def test_a_script_becomes_a_recipe_and_a_file_of_its_rewards(outdo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, text in files.items():
-        if not name.startswith("recipe"):
-            Path(name).write_text(text, encoding="utf-8")
-    done = outdo(*command)
+    shutil.copy(CONVERTED / "grpo.py", tmp_path)
+    done = outdo("convert", "trl", "grpo.py", "--rows", "7473")
     assert done.status == 0, done.error + done.out
-    written = [name for name in files if name.startswith("recipe")]
-    assert "recipe.toml" in written
-    for name in written:
-        assert Path(name).read_text(encoding="utf-8") == files[name]
+    for name in ("recipe.toml", "recipe_rewards.py"):
+        assert Path(name).read_text(encoding="utf-8") == (CONVERTED / name).read_text(encoding="utf-8")
     load("recipe.toml")
 
 
-def test_the_recipe_of_a_page_can_be_checked_as_the_page_says(outdo, chat_model, gsm8k, tmp_path, monkeypatch):
+def test_the_recipe_of_a_script_can_be_checked(outdo, chat_model, gsm8k, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files, _ = blocks("from-trl.md")
     for name in ("recipe.toml", "recipe_rewards.py"):
-        Path(name).write_text(files[name], encoding="utf-8")
+        shutil.copy(CONVERTED / name, tmp_path)
     machine = [f"model={chat_model}", f"data.path={gsm8k / 'train.jsonl'}", "data.limit=100", "precision=float32"]
     done = outdo("check", "recipe.toml", "data.system=Answer with a number.", "sampling.max_tokens=64", *machine)
     assert done.status == 0, done.out + done.error

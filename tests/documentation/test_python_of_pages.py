@@ -34,7 +34,6 @@ PLACES: dict[str, list[str]] = {
     "docs/checkpoints.md": ["cli/test_own_loop.py"],
     "docs/environments.md": [HERE, HERE],
     "docs/explain.md": ["extras/explain/test_explain.py"],
-    "docs/from-trl.md": ["not run: trains by TRL and vLLM on a GPU; `outdo convert` reads it", "cli/test_convert.py"],
     "docs/methods/target.md": [HERE],
     "docs/models.md": ["models/test_text_part.py"],
     "docs/pieces.md": ["cli/test_printed_programs.py"] * 15,
