@@ -169,25 +169,14 @@ def test_without_the_extra_the_error_names_the_package(small_run: Path, monkeypa
         run_inspect([small_run], display=display(), serve=True)
 
 
-def test_a_group_is_printed_in_the_terminal(small_run: Path):
-    shown = display()
-    run_inspect([small_run], display=shown, terminal=True, steps=[3], group=2)
-    assert "step 3, group 2" in said(shown)
-    assert not (small_run / "report.html").exists()
-
-
 def test_all_mistakes_are_reported_at_once(compared: Path, tmp_path: Path):
     with pytest.raises(UserError) as caught:
-        run_inspect([compared], display=display(), steps=[3, 77], compare=("2", "7"), group=1, serve=True)
+        run_inspect([compared], display=display(), steps=[3, 77], compare=("2", "7"), serve=True)
     told = str(caught.value)
-    assert len(caught.value.problems) == 5
+    assert len(caught.value.problems) == 4
     assert "step 77 is not recorded; recorded steps: 1, 2, 3, 4, 5, 6" in told
     assert "--compare 7: neither an evaluation nor a checkpoint; evaluations: none; checkpoints: step_2, step_6" in told
-    for option in (
-        "--group needs --terminal",
-        "give --step once",
-        "leave out --serve",
-    ):
+    for option in ("give --step once", "leave out --serve"):
         assert option in told
 
 

@@ -29,7 +29,7 @@ FORMAT = 1
 
 NO_SCRIPT = (
     "This page needs JavaScript to show its data, and JavaScript is switched off. All scripts are in this file, and "
-    "they fetch nothing. `outdo inspect RUN --terminal` shows a step without a browser."
+    "they fetch nothing."
 )
 
 CLOSING_TAG = re.compile(r"</(script|style)|<!--", re.IGNORECASE)
