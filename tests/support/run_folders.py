@@ -244,6 +244,7 @@ def _metrics(step: int, progress: float, random: numpy.random.Generator) -> dict
         **{"tokens_per_second": 1000.0 + 1000 * noise, "moved_right_way": 0.86 + noise, "moved_wrong_way": 0.1 - noise},
         **{"moved_not": 0.04, "target_reached": 0.4, "overshoot": 0.05, "attained": 0.6, "unreachable": 0.2},
         **{"certain": 0.3 + 0.3 * progress, "moved/tokens": 320.0, "moved/groups": 2.0},
+        "step_kl": 0.02 - 0.01 * abs(progress - 0.4),
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from browser import by_test_id, open_page, watched_page
 from playwright.sync_api import Browser, Page, expect
-from run_folders import write_run, write_small_run
+from run_folders import write_run
 
 from outdo.extras.page.collect import View
 
@@ -23,26 +23,6 @@ def opened(browser: Browser, small_page: Path) -> Iterator[Page]:
 def test_the_page_opens_at_the_step_that_moved_most(opened: Page):
     pressed = opened.locator('[data-test="step-button"][aria-pressed="true"]')
     expect(pressed).to_contain_text("moved most")
-
-
-def test_the_first_screen_says_where_training_happened(opened: Page):
-    where = by_test_id(opened, "where")
-    expect(where).to_contain_text("Where training happened")
-    expect(where.get_by_role("row")).to_have_count(9)
-    expect(where).to_contain_text("trained tokens in 6 steps")
-
-
-def test_a_context_of_one_step_is_not_said_to_have_stayed_as_it_was(
-    page: Page, page_of: Callable[..., Path], tmp_path: Path
-):
-    folder = write_small_run(tmp_path / "one_step")
-    for path in sorted((folder / "tokens").glob("step_*.parquet"))[1:]:
-        path.unlink()
-    open_page(page, page_of(folder))
-    where = by_test_id(page, "where")
-    expect(where).to_contain_text("trained tokens in 1 step")
-    expect(where.get_by_text("only in step 1")).to_have_count(8)
-    expect(where).not_to_contain_text("did not change")
 
 
 def test_the_slider_and_the_keys_open_steps_and_groups(opened: Page):

@@ -4,5 +4,5 @@ watcher.py  writes the page of a complete run             encode.py   the tokens
 select.py   chooses steps, groups and tokens              html.py     data and scripts as one HTML file
 collect.py  collects a run folder as plain data           server.py   serves the page on this machine
 runs.py     several runs: what differs between them       compare.py  scores one text under two checkpoints
-held_out.py compares evaluations question by question     leverage.py finds the contexts that were trained most
+held_out.py compares evaluations question by question
 """

@@ -16,13 +16,13 @@ from pyarrow import parquet
 
 from outdo.extras.page import glossary
 from outdo.extras.page.held_out import held_out_data, rewarded_completions
-from outdo.extras.page.leverage import where_training_happened
 from outdo.extras.page.select import (
     DEFAULT_BYTES,
     READ_ERRORS,
     CheckpointComparison,
     encoded_step,
     informative_steps,
+    moved_most,
     spread_out,
 )
 from outdo.extras.record import parquet as files
@@ -90,19 +90,17 @@ def collect_run(folder: Path, view: View = DEFAULT_VIEW) -> PageData:
     """
     run_data = RunData(folder)
     recorded = files.recorded_steps(folder)
-    leverage = where_training_happened(folder, recorded)
-    moved_most = leverage["moved_most"] if leverage else None
     comparison = view.comparison
     rest = {
         **run_data.to_dict(after=BEFORE_ALL, size=view.total // 6),
         "about": _description(folder, run_data, recorded),
         "recorded": recorded,
         "compared": {"step": comparison.step, "a": comparison.a, "b": comparison.b} if comparison else None,
-        "leverage": leverage,
+        "moved_most": moved_most(recorded, run_data.metrics),
         "held_out": held_out_data(folder, pair=view.evaluations, size=view.total // 14),
     }
     size = min(view.size, view.total - len(json.dumps(rest, separators=(",", ":"))))
-    leading = _leading_steps(recorded, run_data, view, moved_most)
+    leading = _leading_steps(recorded, run_data, view)
     entries = _encoded_steps(folder, leading, recorded, run_data, replace(view, size=size))
     return {**rest, "chosen": entries, "findings": run_data.all_findings}
 
@@ -146,7 +144,7 @@ def metrics_since(run_data: "RunData", *, after: int) -> PageData:
     run_data.refresh()
     folder = run_data.folder
     recorded = files.recorded_steps(folder)
-    record = {"recorded": recorded, "chosen": [], "compared": None, "leverage": None, "held_out": None}
+    record = {"recorded": recorded, "chosen": [], "compared": None, "moved_most": None, "held_out": None}
     record["evaluated"] = held_out_completions.evaluated_steps(folder)
     return {**run_data.to_dict(after=after), "about": _description(folder, run_data, recorded), **record}
 
@@ -161,11 +159,11 @@ def step_tokens(folder: Path, step: int) -> dict[str, Any] | None:
     return encoded_step(folder, step, "")
 
 
-def _leading_steps(recorded: Sequence[int], run_data: "RunData", view: View, moved_most: int | None) -> dict[int, str]:
+def _leading_steps(recorded: Sequence[int], run_data: "RunData", view: View) -> dict[int, str]:
     """Return the steps that the page names, with the reason: the requested or most informative ones, the compared."""
     best = _subtable(run_data.summary, "best").get("step")
     best = best if run_files.is_step(best) else None
-    usual = informative_steps(recorded, run_data.metrics, run_data.findings, best=best, moved_most=moved_most)
+    usual = informative_steps(recorded, run_data.metrics, run_data.findings, best=best)
     leading = dict.fromkeys(view.steps, "requested") if view.steps else usual
     if view.comparison:
         leading.setdefault(view.comparison.step, "compared")

@@ -83,7 +83,6 @@ def informative_steps(
     findings: Sequence[Mapping[str, Any]],
     *,
     best: int | None = None,
-    moved_most: int | None = None,
 ) -> dict[int, str]:
     """Return the most informative recorded steps with the reason, at most `LEADING_STEPS`, the most important first.
 
@@ -91,13 +90,18 @@ def informative_steps(
     step is not recorded, the nearest recorded step takes its place.
     """
     reasons: dict[int, list[str]] = {}
-    moves = [] if moved_most is None else [(moved_most, "moved most")]
-    for step, why in [*moves, *_reasons(recorded, metrics, findings, best)] if recorded else ():
+    for step, why in _reasons(recorded, metrics, findings, best) if recorded else ():
         near = min(recorded, key=lambda known: (abs(known - step), known))
         if near in reasons or len(reasons) < LEADING_STEPS:
             reasons_of_step = reasons.setdefault(near, [])
             reasons_of_step += [why] if near == step else [f"{why} at step {step}"]
     return {step: ", ".join(dict.fromkeys(texts)) for step, texts in reasons.items()}
+
+
+def moved_most(recorded: Sequence[int], metrics: Sequence[Mapping[str, float]]) -> int | None:
+    """Return the recorded step that moved the policy most, by its `step_kl`; None if no step has measured it."""
+    known = set(recorded)
+    return _extreme([line for line in metrics if line["step"] in known], "step_kl", max)
 
 
 def spread_out(steps: Sequence[int]) -> list[int]:
@@ -117,6 +121,8 @@ def _reasons(
     best: int | None,
 ) -> Iterator[tuple[int, str]]:
     """Yield interesting steps with the reason, the most informative first."""
+    if (moved := moved_most(recorded, metrics)) is not None:
+        yield moved, "moved most"
     yield recorded[0], "first recorded"
     yield recorded[-1], "last recorded"
     if best is not None:

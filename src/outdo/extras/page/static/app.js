@@ -7,7 +7,7 @@
  */
 function firstStep(run, place, live) {
   const here = run.chosen.map((entry) => entry.step);
-  const wanted = [place.step, run.compared?.step, live ? undefined : run.leverage?.moved_most];
+  const wanted = [place.step, run.compared?.step, live ? undefined : run.moved_most];
   return wanted.find((step) => here.includes(step)) ?? here.at(-1) ?? null;
 }
 
@@ -136,8 +136,6 @@ function App({ data }) {
         ${runs.length === 1 && html`<${Answer} run=${run} />`}
         <${Findings} runs=${runs} onFinding=${showFinding} />
         <${HeldOut} runs=${runs} />
-        <${WhichRun} runs=${runs} which=${which} onChange=${changeRun} label="Run to look into" />
-        <${Where} run=${run} several=${runs.length > 1} />
         <${Curves} runs=${runs} lines=${lines} apart=${apart} setApart=${setApart} chosen=${chosen} at=${number}
           range=${range} onStep=${openNear} /><//>
       <section id="steps" aria-labelledby="steps-title">
