@@ -70,7 +70,6 @@ BROKEN = ("steps_too_large", "kl_explosion", "left_language", "entropy_explosion
 """Rules that describe a run with a careless reward whose answers are bad and no hack."""
 
 READS = ("stopped_reading",)
-ALIKE = ("stopped_reading", "same_whatever_is_asked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,7 @@ SET_ON = (
         change=[NO_KL, FAST],
         seed=1,
         scorer=hack_scorers.ALIKE,
-        rules=ALIKE,
+        rules=READS,
     ),
     Case(
         name="learning rate ten times too high",
@@ -179,7 +178,7 @@ TESTED_ON = (
         change=[NO_KL, FAST],
         seed=23,
         scorer=hack_scorers.ALIKE,
-        rules=ALIKE,
+        rules=READS,
     ),
     Case(
         name="pays for each repetition of the word, third wording",
@@ -197,7 +196,7 @@ TESTED_ON = (
         change=[NO_KL, FAST],
         seed=25,
         scorer=hack_scorers.TOPIC_LOST,
-        rules=[*ALIKE, "reward_follows_length", "reward_against_length"],
+        rules=[*READS, "reward_follows_length", "reward_against_length"],
     ),
     Case(
         name="format alone",

@@ -89,7 +89,7 @@ SICK = (
     Case(
         name="a part for style outweighs the right answer",
         change=[measured("nines", 0.1)],
-        rules=["reward_against_right", "conflicting_reward_parts"],
+        rules=["reward_against_right"],
     ),
     Case(
         name="a reward that raises exceptions",

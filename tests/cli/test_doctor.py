@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_cases import HEALTHY, jumping, steps
+from doctor_cases import HEALTHY, steps
 from rich.console import Console
 
 from outdo.extras.doctor.command import run_doctor
@@ -97,10 +97,7 @@ def test_damaged_files_are_named_and_the_rest_is_reported(tmp_path: Path, capsys
 
 
 def test_control_characters_from_a_run_are_not_printed(tmp_path: Path) -> None:
-    lines = steps(
-        (20, {"rewards/[red]a\x1b]8;;x/mean": jumping(0.1, 0.2), "rewards/b/mean": jumping(0.8, 0.9)}),
-        (20, {"rewards/[red]a\x1b]8;;x/mean": jumping(0.8, 0.9), "rewards/b/mean": jumping(0.1, 0.2)}),
-    )
+    lines = steps((1, {"reads/[red]a\x1b]8;;x": 20.1}), (8, {}), (1, {"reads/[red]a\x1b]8;;x": 0.3}))
     said = said_of(write_run(tmp_path / "run", lines))
     assert "\x1b" not in said
-    assert "was earned by [red]a␛]8;;x." in said
+    assert 'no longer read the word in "[red]a␛]8;;x"' in said

@@ -61,13 +61,6 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((6, {"reward_length_correlation": -0.97})),
         "the reward follows the length of the answer .correlation -0.97.*learns to answer shorter",
     ),
-    "conflicting_reward_parts": (
-        steps(
-            (20, {"rewards/format/mean": jumping(0.1, 0.2), "rewards/exact/mean": jumping(0.5, 0.6)}),
-            (20, {"rewards/format/mean": jumping(0.8, 0.9), "rewards/exact/mean": jumping(0.1, 0.2)}),
-        ),
-        "exact fell from 0.55 to 0.15 while more was earned by format",
-    ),
     "watched_reward_fell": (
         steps(
             (20, {"rewards/score/mean": jumping(0.1, 0.2), "rewards/topic/mean": jumping(0.8, 0.9)}),
@@ -83,10 +76,6 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "repeats_itself": (
         steps((5, {"completions/repeated_ratio": 0.02}), (9, {"completions/repeated_ratio": 0.6})),
         "^the answers repeat themselves: 60% of the pairs of words .* before; at the start it was 2%",
-    ),
-    "same_whatever_is_asked": (
-        steps((5, {"completions/identical_across_ratio": 0.0}), (9, {"completions/identical_across_ratio": 0.8})),
-        "80% of the answers are answers to another question .* at the start it was 0%",
     ),
     "gain_without_right": (
         steps((10, BADLY_FORMATTED), (10, {**BADLY_FORMATTED, "reward": 0.5, "rewards/format/mean": 0.9})),
@@ -144,7 +133,6 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         ),
         "training questions went from 50.0% to 95.0%, held-out questions from 50.0% to 56.0%.* 30 visits .*by heart",
     ),
-    "empty_answers": (steps((6, {"completions/empty_ratio": 0.96})), "96% of the answers are empty"),
     "shorter_answers": (
         steps(
             (10, {"completions/mean_length": 40.0, "right": 0.5}), (10, {"completions/mean_length": 2.0, "right": 0.0})
@@ -158,14 +146,6 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         ),
         "grew from 50 to 150 tokens, and the reward did not rise",
     ),
-    "clipped_too_much": (steps((9, {"clip_ratio/region_mean": 0.6})), "60% of the tokens are clipped"),
-    "overshooting": (steps((9, {"overshoot": 0.4})), "40% of the tokens went beyond"),
-    "clip_never_acts": (
-        steps((25, {"clip_ratio/region_mean": 0.0, "passes/done": 4.0})),
-        "with 4 passes per step no token was clipped",
-    ),
-    "spent_on_certain": (steps((9, {"certain": 0.97})), "97% of the push goes to tokens that are already above 99 %"),
-    "out_of_reach": (steps((9, {"unreachable": 0.95})), "for 95% .* beyond probability 1"),
     "accuracy_fell": (
         steps(
             (10, {"reward": 0.4}),
@@ -179,17 +159,9 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((2, {"frac_all_wrong": 0.3}), (9, {"frac_all_wrong": 1.0, "learning_rate": 3e-3})),
         "all wrong; before it was 30%.*the policy has become worse.*Lower optim.lr",
     ),
-    "worse_at_next_visit": (
-        steps((10, {"transfer/followed": 0.3, "transfer/changed": 16.0})),
-        "higher in only 30.0% of 160 cases; if nothing changed, it would be 50 %",
-    ),
     "reward_fell": (
         steps((20, {"reward": jumping(0.6, 0.8)}), (20, {"reward": jumping(0.1, 0.3)})),
         r"fell from 0.7 \(the first 8 steps\) to 0.2 \(the last 8\)",
-    ),
-    "reward_follows_calls": (
-        steps((9, {"reward_calls_correlation": 0.97})),
-        "within groups the reward follows the number of calls",
     ),
     "no_calls": (
         steps((9, {"tools/calls": 12.0}), (9, {"tools/calls": 0.0})),
@@ -197,10 +169,6 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "calls_not_read": (steps((9, {"tools/unparsed_ratio": 0.8})), "80% of the calls of tools cannot be read"),
     "calls_fail": (steps((9, {"tools/failed_ratio": 0.5})), "50% of the calls of tools end with an error"),
-    "always_one_call": (
-        steps((9, {"tools/most_calls": 1.0, "tools/fewest_calls": 1.0})),
-        "every episode calls a tool exactly once",
-    ),
     "turns_at_limit": (steps((9, {"completions/turns_ratio": 0.9})), "90% of the episodes end at the limit"),
     "slow_replica": (
         steps((9, {"replicas/slowest": 3.0, "replicas/slowest_ratio": 10.0})),
@@ -235,10 +203,6 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
         (9, {"reward_length_correlation": [0.8, 0.9, 0.86, 0.7, 0.88, 0.9, 0.95, 0.6, 0.5]})
     ),
     "reward_against_length": steps((9, {"reward_length_correlation": 0.99})),
-    "conflicting_reward_parts": steps(
-        (20, {"rewards/format/mean": jumping(0.1, 0.9), "rewards/exact/mean": jumping(0.2, 0.9)}),
-        (20, {"rewards/format/mean": jumping(0.2, 0.9), "rewards/exact/mean": jumping(0.1, 0.9)}),
-    ),
     "watched_reward_fell": steps(
         (20, {"rewards/score/mean": jumping(0.1, 0.2), "rewards/topic/mean": jumping(0.8, 0.9)}),
         (20, {"rewards/score/mean": jumping(0.8, 0.9), "rewards/topic/mean": jumping(0.8, 0.9)}),
@@ -249,9 +213,6 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
         (1, {"reads/about a _ Use": 5.0, "reads/a _": 0.1}),  # what was hardly read is not missed
     ),
     "repeats_itself": steps((9, {"completions/repeated_ratio": 0.6})),  # it always was so
-    "same_whatever_is_asked": steps(
-        (5, {"completions/identical_across_ratio": 0.3}), (9, {"completions/identical_across_ratio": 0.8})
-    ),
     "gain_without_right": steps(  # more are right, too
         (10, BADLY_FORMATTED), (10, {**BADLY_FORMATTED, "reward": 0.5, "rewards/format/mean": 0.9, "right": 0.3})
     ),
@@ -282,33 +243,22 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
         (19, {"right": 0.9, "transfer/visits": 30.0}),
         (1, {"eval/sampled": 0.75, "eval/sampled_high": 0.85}),
     ),
-    "empty_answers": steps((9, {"completions/empty_ratio": 0.01})),
     "shorter_answers": steps(
         (10, {"completions/mean_length": 40.0, "right": 0.2}), (10, {"completions/mean_length": 10.0, "right": 0.9})
     ),
     "longer_not_better": steps(
         (10, {"completions/mean_length": 50.0, "reward": 0.2}), (10, {"completions/mean_length": 150.0, "reward": 0.8})
     ),
-    "clipped_too_much": steps((9, {"clip_ratio/region_mean": 0.2})),
-    "overshooting": steps((20, {"overshoot": 0.3, "reward": [n / 20 for n in range(20)]})),  # and it helps
-    "clip_never_acts": steps((25, {"clip_ratio/region_mean": 0.0, "passes/done": 1.0})),
-    "spent_on_certain": steps((9, {"certain": 0.88})),
-    "out_of_reach": steps((9, {"unreachable": 0.6})),
     "accuracy_fell": steps(
         (1, {"reward": 0.4, "eval/greedy": 0.6, "eval/greedy_low": 0.4, "eval/greedy_high": 0.8}),
         (9, {"reward": 0.9}),
         (1, {"reward": 0.9, "eval/greedy": 0.5, "eval/greedy_low": 0.3, "eval/greedy_high": 0.7}),
     ),
     "answers_got_worse": steps((10, {"frac_all_wrong": 1.0})),  # they always were
-    "worse_at_next_visit": steps(
-        (10, {"transfer/followed": 0.4, "transfer/changed": 16.0})
-    ),  # of 160, it may be chance
     "reward_fell": steps((20, {"reward": jumping(0.15, 0.95)}), (20, {"reward": jumping(0.1, 0.9)})),  # noise
-    "reward_follows_calls": steps((9, {"reward_calls_correlation": 0.6})),
     "no_calls": steps((9, {"tools/calls": jumping(0.0, 12.0)})),
     "calls_not_read": steps((9, {"tools/unparsed_ratio": 0.3})),
     "calls_fail": steps((9, {"tools/failed_ratio": 0.2})),
-    "always_one_call": steps((9, {"tools/most_calls": 1.0, "tools/fewest_calls": 0.0})),
     "turns_at_limit": steps((9, {"completions/turns_ratio": 0.3})),
     "slow_replica": steps(*((1, {"replicas/slowest": rank, "replicas/slowest_ratio": 3.0}) for rank in 4 * (0, 1))),
     "slow_steps": steps((20, {"tokens_per_second": 1000.0}), (20, {"tokens_per_second": 700.0})),

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from doctor_cases import FIRES, GRPO, SAME, SILENT, found_by, jumping, merged, roots, steps
+from doctor_cases import FIRES, GRPO, SAME, SILENT, STALE, found_by, jumping, merged, roots, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,13 +32,16 @@ def test_every_finding_is_printed_once_and_every_symptom_has_a_cause(first: str)
 def test_causes_come_before_their_symptoms_and_only_causes_have_advice() -> None:
     sick = merged(
         steps((20, {"reward_length_correlation": -1.0, "reward": jumping(0.3, 0.31)})),
-        steps((8, {}), (12, {"completions/empty_ratio": 0.96, "frac_all_wrong": 1.0, "frac_reward_zero_std": 0.9})),
+        steps(
+            (8, {"completions/mean_length": 40.0}),
+            (12, {"completions/mean_length": 2.0, "frac_all_wrong": 1.0, "frac_reward_zero_std": 0.9}),
+        ),
     )
     found = diagnose(sick)
     assert [(each.rule, each.cause) for each in found] == [
         ("reward_against_length", ""),
         ("too_hard", "reward_against_length"),
-        ("empty_answers", "reward_against_length"),
+        ("shorter_answers", "reward_against_length"),
     ]
     assert [bool(each.advice) for each in found] == [True, False, False]
 
@@ -151,12 +154,11 @@ def test_no_report_raises_and_lowers_one_setting(seed: int, objective: dict[str,
 
 
 def test_advice_that_contradicts_an_earlier_cause_points_to_it() -> None:
-    lines = merged(
-        steps((24, {"moved_not": 0.95}), (6, {"moved_not": 0.1})), steps((20, {}), (9, {"clip_ratio/region_mean": 0.6}))
-    )
+    stale = STALE | {"sampling/effective_sample_size": 0.7}
+    lines = merged(steps((24, {"moved_not": 0.95}), (6, {"moved_not": 0.1})), steps((20, {}), (9, stale)))
     first, second = diagnose(lines, recipe=GRPO)
-    assert (first.rule, second.rule) == ("steps_too_small", "clipped_too_much")
-    assert second.advice == "The advice above (steps_too_small) changes train.passes: follow it first, and look again."
+    assert (first.rule, second.rule) == ("stale_answers", "steps_too_small")
+    assert second.advice == "The advice above (stale_answers) changes optim.lr: follow it first, and look again."
 
 
 def test_a_condition_that_returns_is_one_finding() -> None:

@@ -85,9 +85,8 @@ def test_one_huge_step_is_none_in_a_run_whose_answers_became_better(held_out: tu
         for mean in held_out
     )
     first, last = ({"step": step} | line for step, line in zip((0, 8), ends, strict=True))
-    lines = [first, *merged(steps((1, {"step_kl": 3.4, "overshoot": 0.5}), (7, {"overshoot": 0.5})), [last])]
+    lines = [first, *merged(steps((1, {"step_kl": 3.4}), (7, {})), [last])]
     assert len(found_by("steps_too_large", lines)) == found
-    assert len(found_by("overshooting", lines)) == found
 
 
 STILL, MOVING = {"moved_not": 0.9, "step_kl": 1e-7}, {"moved_not": 0.1, "step_kl": 0.01}
@@ -134,7 +133,6 @@ OVER = {
         "90% of the groups were all wrong",
     ),
     "no_signal": ({"frac_reward_zero_std": 0.9}, {"frac_reward_zero_std": 0.3}, "90% .* all rewards were equal"),
-    "empty_answers": ({"completions/empty_ratio": 0.3}, {"completions/empty_ratio": 0.0}, "30% .* were empty"),
     "critic_worse_than_mean": (
         {"value/explained_variance": -0.5},
         {"value/explained_variance": 0.6},
@@ -174,7 +172,6 @@ def test_without_a_verdict_the_entropy_may_fall_while_the_reward_rises() -> None
     [
         ("reward_follows_length", "reward_length_correlation", 1.0),
         ("reward_against_length", "reward_length_correlation", -1.0),
-        ("reward_follows_calls", "reward_calls_correlation", 1.0),
     ],
 )
 def test_a_correlation_counts_only_with_enough_answers_behind_it(rule: str, metric: str, sign: float) -> None:
@@ -303,20 +300,13 @@ def two_parts(score: tuple[float, float], topic: tuple[float, float]) -> list[di
     return steps(*((20, {"rewards/score/mean": one, "rewards/topic/mean": other}) for one, other in halves))
 
 
-def test_a_watched_reward_is_no_part_that_conflicts_with_others() -> None:
-    """Its weight cannot be too low, and nothing is trained on it if it rises."""
+def test_only_a_reward_whose_weight_is_0_is_said_to_be_watched() -> None:
     hack, lost = two_parts((0.1, 0.9), (0.9, 0.1)), two_parts((0.9, 0.1), (0.1, 0.9))
     assert roots(hack) == ["watched_reward_fell"]
     assert roots(lost) == []
     both_trained = GRPO | {"rewards": ["mine.py:score", "mine.py:topic"]}
-    assert roots(hack, both_trained) == roots(lost, both_trained) == ["conflicting_reward_parts"]
-    assert roots(hack, None) == ["conflicting_reward_parts"]  # of a run whose recipe is not known
-
-
-def test_clip_never_acts_is_not_reported_for_objectives_without_a_clip() -> None:
-    lines, _ = FIRES["clip_never_acts"]
-    assert found_by("clip_never_acts", lines, {"train": {"objective": "target"}}) == []
-    assert found_by("clip_never_acts", lines, None) == []
+    assert roots(hack, both_trained) == roots(lost, both_trained) == []
+    assert roots(hack, None) == []  # the recipe is not known
 
 
 def test_values_that_are_not_numbers_are_ignored() -> None:

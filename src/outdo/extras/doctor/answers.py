@@ -190,18 +190,6 @@ def groups_missing(run: RunMetrics) -> Iterator[Finding]:
         )
 
 
-def empty_answers(run: RunMetrics) -> Iterator[Finding]:
-    """Report answers without text; of an episode, this is its last turn."""
-    if span := run.lasting("completions/empty_ratio", above=0.1):
-        what = "episodes end with a turn without text" if run.setting("environment") else "answers are empty"
-        yield run.fault(
-            span,
-            f"{span.mean:.0%} of the {what}.",
-            "Look at what the reward gives to an empty answer (`outdo check`); it should be the lowest one.",
-            past=f"{span.mean:.0%} of the {what.replace('end', 'ended').replace('are', 'were')}.",
-        )
-
-
 def shorter_answers(run: RunMetrics) -> Iterator[Finding]:
     """Report that answers shrank to less than half of their length, and that not more of them are right."""
     lengths, rights = (run.first_and_last(each) for each in ("completions/mean_length", of_all_sampled(run, "right")))

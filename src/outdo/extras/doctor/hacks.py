@@ -16,8 +16,6 @@ HACKS = ("watched_reward_fell", "stopped_reading", "repeats_itself", "gain_witho
 
 REPEATED, REPEATED_BEFORE = 0.3, 0.15
 """The share of repeated pairs of words in a run that repeats itself, and the highest one at its start."""
-ALIKE, ALIKE_BEFORE = 0.5, 0.1
-"""The same of the share of answers that other questions get too."""
 FEWER_WORDS = 0.67
 """The share of the different words at the start below which the held-out answers have become poor in words."""
 STRANGE = 1.0
@@ -51,21 +49,6 @@ def repeats_itself(run: RunMetrics) -> Iterator[Finding]:
             f"at the start it was {_start(run, 'completions/repeated_ratio'):.0%}.",
             "Read some answers; let the reward give nothing for repeated text, or end it earlier "
             "(sampling.max_tokens).",
-        )
-
-
-def same_whatever_is_asked(run: RunMetrics) -> Iterator[Finding]:
-    """Report that different questions get the same answers, and did not at the start.
-
-    Where few answers are possible at all, this is no fault: it is a note.
-    """
-    span = run.lasting("completions/identical_across_ratio", above=ALIKE)
-    if span and _start(run, "completions/identical_across_ratio") < ALIKE_BEFORE:
-        yield span.finding(
-            "note",
-            f"{span.mean:.0%} of the answers are answers to another question of the step too, word for word; at the "
-            f"start it was {_start(run, 'completions/identical_across_ratio'):.0%}.",
-            "Unless there are few possible answers, the reward pays without the question: read some of them.",
         )
 
 

@@ -17,9 +17,6 @@ from outdo.extras.doctor.series import (
 from outdo.utils.outcome import EVALUATIONS, headline, left_out
 from outdo.utils.text import between, counted
 
-MANY_CHANGES = 50
-"""Questions whose mean reward changed between two visits: with fewer, the share that rose says nothing."""
-
 FALL = 0.1
 """By how much a held-out share has to fall to be reported where its confidence intervals are not known."""
 
@@ -60,27 +57,6 @@ def _grew_apart(training: tuple[Span, Span], tests: list[Metrics], metric: str) 
 def _standard_error(line: Metrics, metric: str) -> float:
     """Return that of a held-out result, of which the 95 % interval ends 1.96 above it; 0 if that is not known."""
     return (line.get(f"{metric}_high", line[metric]) - line[metric]) / 1.96
-
-
-def worse_at_next_visit(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the mean reward of a question is more often lower than higher at its next visit.
-
-    If nothing changes, a rise is as likely as a fall (`Transfer.observe`), so that the number of rises among n changes
-    is that of heads in n throws: n/2 ± √n/2. Two neighbouring visits share one, which makes it vary less, not more.
-    """
-    rose, changed = run.span("transfer/followed"), run.span("transfer/changed")
-    counts = dict(zip(changed.steps, changed.values, strict=True))
-    n = sum(counts.get(step, 0.0) for step in rose.steps)
-    if n < MANY_CHANGES:
-        return
-    rises = math.fsum(share * counts.get(step, 0.0) for step, share in zip(rose.steps, rose.values, strict=True))
-    if (n - 2 * rises) / math.sqrt(n) > 3.3:  # one in 2,000 runs in which nothing changes
-        yield rose.finding(
-            "warning",
-            f"when a question appeared again and its mean reward had changed, it was higher in only {rises / n:.1%} of "
-            f"{n:,.0f} cases; if nothing changed, it would be 50 %: training makes new answers worse.",
-            "Lower optim.lr; see moved_right_way and attained.",
-        )
 
 
 def accuracy_fell(run: RunMetrics) -> Iterator[Finding]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 
 from outdo.extras.doctor.method import advantage, is_trained_on_rewards, sums_decide, without_signal
-from outdo.extras.doctor.reward_parts import reward_parts
 from outdo.extras.doctor.series import FEWEST_STEPS, MIN_STEPS, Finding, RunMetrics, Span
 from outdo.utils.text import counted
 
@@ -79,19 +78,19 @@ def reward_against_right(run: RunMetrics) -> Iterator[Finding]:
 
 def reward_follows_length(run: RunMetrics) -> Iterator[Finding]:
     """Report that the length of an answer determines its reward: the longer, the higher."""
-    span = run.lasting("reward_length_correlation", above=0.93, least=least_steps(run))
+    span = run.lasting("reward_length_correlation", above=0.93, least=_least_steps(run))
     if span and is_trained_on_rewards(run):
         yield _by_length(span, "longer")
 
 
 def reward_against_length(run: RunMetrics) -> Iterator[Finding]:
     """Report that the length of an answer determines its reward: the shorter, the higher."""
-    span = run.lasting("reward_length_correlation", below=-0.93, least=least_steps(run))
+    span = run.lasting("reward_length_correlation", below=-0.93, least=_least_steps(run))
     if span and is_trained_on_rewards(run):
         yield _by_length(span, "shorter")
 
 
-def least_steps(run: RunMetrics) -> int | None:
+def _least_steps(run: RunMetrics) -> int | None:
     """Return in how many steps a correlation has to last; None for the usual number, if a step has enough answers.
 
     The first answer of each group is compared with none; of one question with two answers, the correlation is always 1
@@ -111,22 +110,3 @@ def _by_length(span: Span, direction: str) -> Finding:
         f"to answer {direction}.",
         "Reward what an answer should contain. If length is a part of the reward, lower its weight.",
     )
-
-
-def conflicting_reward_parts(run: RunMetrics) -> Iterator[Finding]:
-    """Report that one part of the reward that is trained on was earned more, at the expense of another."""
-    by_verdict = not is_trained_on_rewards(run) and advantage(run) != "gdpo"
-    trained = [part for part in reward_parts(run) if not part.watched and not by_verdict]
-    rising = ", ".join(part.name for part in trained if part.gain > 0)
-    apart = "" if advantage(run) == "gdpo" else ', or standardise each part separately (train.advantage = "gdpo")'
-    for part in trained:
-        if rising and part.ends and part.gain < 0:
-            first, last = part.ends
-            penalty = "" if part.weight > 0 else ", whose weight is negative,"
-            went = "fell" if part.change < 0 else "rose"
-            yield last.finding(
-                "warning",
-                f"the reward part {part.name}{penalty} {went} from {first.mean:.3g} to {last.mean:.3g} while more was "
-                f"earned by {rising}.",
-                f"Change their weights{apart}.",
-            )

@@ -8,12 +8,8 @@ import math
 from collections.abc import Iterator
 
 from outdo.extras.doctor.method import (
-    clips_tokens,
     compares_whole_answers,
-    is_composed,
-    option,
     reward_change,
-    reward_did_not_rise,
     share_without_signal,
 )
 from outdo.extras.doctor.series import MIN_STEPS, Finding, RunMetrics, Span
@@ -29,9 +25,6 @@ LARGE_STEP, HUGE_STEP = 0.2, 1.0
 """KL(π_old‖πθ) of one step, in nats per token: too large if it lasts, and at any time if the reward did not rise.
 Healthy runs of the small quickstart stay below 0.05 in most steps; few tokens are measured, so that single steps reach
 0.5, and 3.4 at the first step of an adapter whose answers soon were three times as good."""
-
-WIDE = 0.4
-"""A bound of the ratio beyond which that no token was clipped does not say that tokens hardly moved."""
 
 
 def steps_too_small(run: RunMetrics) -> Iterator[Finding]:
@@ -97,71 +90,6 @@ def _any_above(whole: Span, limit: float) -> Span | None:
     found = [(step, value) for step, value in zip(whole.steps, whole.values, strict=True) if value > limit]
     steps, values = tuple(step for step, _ in found), tuple(value for _, value in found)
     return Span(whole.metric, steps, values) if found else None
-
-
-def overshooting(run: RunMetrics) -> Iterator[Finding]:
-    """Report that many tokens went beyond the bound of the objective, and that the reward did not rise.
-
-    A tenth is usual, and a run that learns well may have more.
-    """
-    span = run.lasting("overshoot", above=0.2)
-    whole_answers, risen = compares_whole_answers(run), (reward_change(run) or 0.0) > 0
-    if span and not risen and not whole_answers and not _hardly_moved(run):
-        yield span.finding(
-            "note",
-            f"{span.mean:.0%} of the tokens went beyond the bound that the objective sets for them"
-            f"{step_size(run, span)}{reward_did_not_rise(run)}.",
-            "Make fewer passes (train.passes), end them early (train.stop), or lower optim.lr.",
-        )
-
-
-def spent_on_certain(run: RunMetrics) -> Iterator[Finding]:
-    """Report that nearly all of the push goes to tokens that can hardly move."""
-    if span := run.lasting("certain", above=0.95):
-        yield span.finding(
-            "note",
-            f"{span.mean:.0%} of the push goes to tokens that are already above 99 % and can hardly move.",
-            "Train only on uncertain tokens (the batch transform high_entropy)."
-            if is_composed(run)
-            else "Take questions whose answers are less certain (data.select).",
-        )
-
-
-def out_of_reach(run: RunMetrics) -> Iterator[Finding]:
-    """Report that most bounds are beyond probability 1."""
-    if span := run.lasting("unreachable", above=0.8):
-        yield span.finding(
-            "note",
-            f"for {span.mean:.0%} of the pushed tokens the bound is beyond probability 1: it limits almost nothing.",
-            'The objective "target" sets targets that can be reached (docs/methods/target.md).',
-        )
-
-
-def clipped_too_much(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the last pass has few tokens left to push."""
-    span = run.lasting("clip_ratio/region_mean", above=0.4)
-    if span and not compares_whole_answers(run):
-        several = run.setting("train.passes", 2) > 1 or run.setting("train.minibatches", 1) > 1
-        fewer = "Use fewer passes (train.passes) or minibatches (train.minibatches), or wider bounds."
-        from_engine = "The ratio starts from the engine's probabilities: make both compute alike, or use wider bounds."
-        yield span.finding(
-            "warning",
-            f"{span.mean:.0%} of the tokens are clipped and get no gradient in the last pass.",
-            from_engine if not several else fewer,
-        )
-
-
-def clip_never_acts(run: RunMetrics) -> Iterator[Finding]:
-    """Report that no token was clipped although a step makes several passes."""
-    span = run.lasting("clip_ratio/region_mean", below=1e-6, least=4 * MIN_STEPS)
-    wide = max(float(option(run, name) or 0.0) for name in ("clip_low", "clip_high")) > WIDE
-    if span and clips_tokens(run) and not wide and (passes := run.mean("passes/done", span, unknown=1.0)) > 1.5:
-        yield span.finding(
-            "note",
-            f"with {passes:.0f} passes per step no token was clipped: the passes hardly move the policy"
-            f"{step_size(run, span)}.",
-            "Make one pass (train.passes): the others cost time and have little effect.",
-        )
 
 
 def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:

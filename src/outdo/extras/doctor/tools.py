@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from outdo.extras.doctor.rewards import least_steps
 from outdo.extras.doctor.series import Finding, RunMetrics
 
 
@@ -43,17 +42,6 @@ def no_calls(run: RunMetrics) -> Iterator[Finding]:
         )
 
 
-def always_one_call(run: RunMetrics) -> Iterator[Finding]:
-    """Report that each episode has exactly one call, whatever the question."""
-    span = run.lasting("tools/most_calls", above=0.5, below=1.5)
-    if span and run.mean("tools/fewest_calls", span, unknown=0.0) == 1.0:
-        yield span.finding(
-            "note",
-            "every episode calls a tool exactly once, whatever the question.",
-            "This is right if one call suffices. Otherwise look whether the reward pays for a call, not for its use.",
-        )
-
-
 def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
     """Report that most episodes end because they have no turn left."""
     if span := run.lasting("completions/turns_ratio", above=0.5):
@@ -66,15 +54,4 @@ def turns_at_limit(run: RunMetrics) -> Iterator[Finding]:
             f"{span.mean:.0%} of the episodes end at {limit}.",
             f"Raise {setting}, or give episodes that end by themselves a higher reward.",
             past=f"{span.mean:.0%} of the episodes ended at {limit}.",
-        )
-
-
-def reward_follows_calls(run: RunMetrics) -> Iterator[Finding]:
-    """Report that the reward pays for calls, and not for what comes of them."""
-    if span := run.lasting("reward_calls_correlation", above=0.9, least=least_steps(run)):
-        equally = ", also among answers that are equally right" if run.span("right").values else ""
-        yield span.finding(
-            "warning",
-            f"within groups the reward follows the number of calls (correlation {span.mean:.2f}){equally}.",
-            "The reward pays for the form of an answer: let the right result weigh more than a call.",
         )
