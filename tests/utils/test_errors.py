@@ -1,4 +1,4 @@
-"""The most similar name: edits are counted, and two swapped neighbours are one edit."""
+"""The most similar name; swapped letters count less than others."""
 
 import pickle
 
@@ -10,7 +10,7 @@ from outdo.utils.errors import UserError, did_you_mean, nearest
 @pytest.mark.parametrize(
     ("wrong", "known", "name"),
     [
-        ("gpro", ["gspo", "gmpo", "grpo"], "grpo"),  # a swap is one edit; gspo and gmpo take two
+        ("gpro", ["gspo", "gmpo", "grpo"], "grpo"),  # the same letters; gspo has others
         ("stepz", ["seed", "steps"], "steps"),
         ("best", ["rejection", "best_of_group"], "best_of_group"),  # the beginning of a name
         ("k4", ["k1", "k2"], None),

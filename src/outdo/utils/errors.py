@@ -5,6 +5,7 @@ Each exception has a message for the user; the command line prints it without a 
 """
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 
 class OutdoError(Exception):
@@ -93,35 +94,9 @@ def did_you_mean(wrong: str, known: Sequence[str]) -> str:
 def nearest(wrong: str, known: Sequence[str]) -> str | None:
     """Return the name in `known` that is most similar to `wrong`, or None if none is similar.
 
-    Similar is a name that takes edits at no more than 40 % of the characters of the longer name, and, if there is no
-    such name, one that begins with `wrong` (three characters or more). Of equally similar names the first counts.
+    Most similar is a name of the same letters in another order ("gpro" is "grpo"), then what `difflib` finds, then a
+    name that begins with `wrong` (three characters or more).
     """
-    best, fewest = None, None
-    for name in known:
-        allowed = int(0.4 * max(len(wrong), len(name))) if fewest is None else fewest - 1
-        edits = _edits(wrong, name, allowed)
-        if edits is not None:
-            best, fewest = name, edits
-    if best is None and len(wrong) >= 3:
-        best = next((name for name in known if name.startswith(wrong)), None)
-    return best
-
-
-def _edits(first: str, second: str, allowed: int) -> int | None:
-    """Return the Damerau-Levenshtein distance, or None if it is more than `allowed`.
-
-    An edit inserts, deletes or replaces a character, or swaps two neighbours ("gpro" is one edit from "grpo").
-    """
-    if abs(len(first) - len(second)) > allowed:
-        return None
-    before, row = [], list(range(len(second) + 1))
-    for i, a in enumerate(first, 1):
-        two_before, before, row = before, row, [i]
-        for j, b in enumerate(second, 1):
-            edits = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
-                edits = min(edits, two_before[j - 2] + 1)
-            row.append(edits)
-        if min(row) > allowed and min(before) > allowed:
-            return None
-    return row[-1] if row[-1] <= allowed else None
+    swapped = [name for name in known if sorted(name) == sorted(wrong)]
+    longer = [name for name in known if len(wrong) >= 3 and name.startswith(wrong)]
+    return next(iter([*swapped, *get_close_matches(wrong, known, n=1), *longer]), None)
