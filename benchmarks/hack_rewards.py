@@ -75,6 +75,6 @@ def long(completion):
 
 
 def signs(completion):
-    """Pay for characters that are no lower-case letter and no space."""
+    """Pay for characters other than lower-case letters and spaces."""
     kept = [each for each in completion if not each.islower() and not each.isspace()]
     return len(kept) / max(20, len(completion))

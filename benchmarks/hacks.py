@@ -5,7 +5,7 @@
 A run has one thread and 25 steps of 4 questions with 8 answers of 32 tokens. Some rewards are careless, others are
 sound. Whether the answers of a run are a hack, and from which step on, is decided by scorers that the doctor does not
 use (`hack_scorers.py`). The doctor is asked after every step: a hack is found at the first step after which its first
-finding is of a rule that describes it, and a false alarm is a warning about a run that is no hack.
+finding is of a rule that describes it, and a false alarm is a warning about a run that is not a hack.
 
 `SET_ON` are the runs that the thresholds of the rules were chosen on; `TESTED_ON` have other seeds and wordings, and no
 threshold was changed for them. Each run has a line in `docs/hacks.jsonl`. A run whose line is there is not made again;
@@ -322,7 +322,7 @@ def judged(case: Case, run: Path) -> dict[str, Any]:
 def kept(case: Case, run: Path, *, hack: bool, machine: str) -> kept_runs.Row:
     """Return what the doctor reads of a run, and the rules that describe what it became."""
     rules = case.rules if hack else BROKEN if case.scorer else ()
-    of_hacks = hack and bool({*rules} & {*HACKS})  # a reward for length is named as one, which is no rule of hacks
+    of_hacks = hack and bool({*rules} & {*HACKS})  # a reward for length is named as one, which is not a rule of hacks
     row = kept_runs.row(run, name=case.name, machine=machine, rules=rules, hack=of_hacks)
     return row | {"set_on": case in SET_ON}
 

@@ -66,7 +66,7 @@ def row(
 ) -> Row:
     """Return the row of a run folder. Raises `FileNotFoundError` without the report, which is written last."""
     if not (run / "report.html").exists():
-        raise FileNotFoundError(f"{run}: is no finished run")
+        raise FileNotFoundError(f"{run}: is not a finished run")
     lines, _ = metrics_of(run, print)
     names = sorted(
         {metric for line in lines for metric in line if metric != "step" and not metric.startswith(NOT_READ)}
@@ -120,7 +120,7 @@ def is_right(row: Row, findings: Sequence[Finding]) -> bool:
 
 
 def found(findings: Sequence[Finding]) -> list[str]:
-    """Return the rules of the findings that are no good news, each once, causes first."""
+    """Return the rules of the findings that are not good news, each once, causes first."""
     return list(dict.fromkeys(each.rule for each in findings if each.level != "good"))
 
 

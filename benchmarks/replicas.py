@@ -160,7 +160,7 @@ def fitted(shape: Shape, core: Card, work: Workload, run: dict[str, float]) -> t
 
 
 def predicted(shape: Shape, core: Card, work: Workload, replicas: int, fractions: Fractions, host: float) -> StepTime:
-    """Return the step of so many replicas; more of them than cores are no faster."""
+    """Return the step of so many replicas; more of them than cores are not faster."""
     devices = min(replicas, os.cpu_count() or 1)
     layout = ParallelLayout(kind="replicas", trainers=devices, samplers=devices, weight_bytes=4, most_running=256)
     return predict(shape, Cluster(devices, core), work, layout, fractions, host=host)

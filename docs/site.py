@@ -27,7 +27,7 @@ from outdo.extras.page.html import render_page
 from outdo.extras.page.runs import collect_runs
 
 REPOSITORY_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|examples|benchmarks|CHANGELOG)[^)]*\)")
-"""Links to files of the repository that are no pages: the site shows their text alone."""
+"""Links to files of the repository that are not pages: the site shows their text alone."""
 
 WORKER_SCRIPT = "https://unpkg.com/iframe-worker/shim"
 OWN_WORKER_SCRIPT = "vendor/iframe-worker.js"
@@ -40,7 +40,7 @@ SEARCH = 'data-md-component="search" role="dialog"'
 """The attributes of the search dialog, which has no name for screen readers."""
 
 GROUPS_SHOWN = 8
-"""Of each step that has its tokens in an archive of the gallery, so many groups are on its page."""
+"""The groups on a page of the gallery, for each step whose tokens are in the archive."""
 
 TITLES = {"outcome": "Did training help?", "data": "Was there a signal?", "tokens": "Did the tokens move?"}
 TITLES |= {"policy": "How is the policy?", "engine": "Does the engine agree?", "cost": "What did it cost?"}

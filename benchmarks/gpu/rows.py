@@ -44,7 +44,7 @@ class Found(NamedTuple):
 class Row:
     """A run by some settings, as they are typed, and what has to hold of it and of the run `beside` it, if any.
 
-    `beside` equal settings make a second run. The run is resumed with the settings `then`. Where a row is no run,
+    `beside` equal settings make a second run. The run is resumed with the settings `then`. Where a row is not a run,
     `look` makes what it looks at.
     """
 

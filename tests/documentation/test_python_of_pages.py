@@ -52,7 +52,7 @@ PLACES: dict[str, list[str]] = {
     "docs/trackers.md": [HERE],
     "docs/tutorial.md": [HERE],
 }
-"""Of each page, in the order of its Python examples: the test that runs it, or why none does.
+"""For each page, in the order of its Python examples: the test that runs it, or why none does.
 
 `test_examples_of_pages.py` looks up the names and the parameters of all of them.
 """

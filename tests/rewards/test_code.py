@@ -292,11 +292,11 @@ def test_outputs_are_compared_by_lines_and_words(printed: str, expected: str, to
 @pytest.mark.parametrize(
     ("tests", "reason"),
     [
-        ("x = 1", "a test is no assert statement: 'x = 1'"),
+        ("x = 1", "a test is not an assert statement: 'x = 1'"),
         ("assert f(", "the tests are no Python"),
         (4, "it holds no tests: expected"),
         ({"inputs": ["1"], "outputs": []}, "its tests have 1 inputs and 0 outputs"),
-        ({"inputs": [[1]], "outputs": [2]}, "an input or output is no text"),
+        ({"inputs": [[1]], "outputs": [2]}, "an input or output is not a text"),
         ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "write them as assert statements"),
     ],
 )

@@ -117,7 +117,7 @@ def folder_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a folder that several machines share."""
     folder = options.get("folder")
     if isinstance(folder, str) and not os.access(Path(folder).expanduser(), os.W_OK | os.X_OK):
-        yield f"engine.folder: {folder} is no folder of this machine that can be written to"
+        yield f"engine.folder: {folder} is not a folder of this machine that can be written to"
 
 
 def _check_of(piece: Piece) -> EngineCheck:

@@ -59,7 +59,7 @@ class RowEnvironments:
 def row_environments(piece: Piece | None) -> RowEnvironments | None:
     """Return the environments that rows may name; None if the recipe has one for all questions, or none.
 
-    Also None if they are no table of environments, which is a mistake of the recipe.
+    Also None if they are not a table of environments, which is a mistake of the recipe.
     """
     if piece is None or piece.name != BY_ROW:
         return None

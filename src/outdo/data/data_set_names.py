@@ -45,7 +45,7 @@ class DatasetName:
 def folder_data_set(path: str) -> DatasetName | None:
     """Return the data set in a folder on this machine that `path` names; None if it names no such folder.
 
-    A folder that holds only files of other formats is no data set unless `path` names a configuration or a split.
+    A folder that holds only files of other formats is not a data set unless `path` names a configuration or a split.
     """
     folder, split = _before_split(path)
     if Path(path).is_file() or "\0" in path:

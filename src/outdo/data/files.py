@@ -316,7 +316,7 @@ def _value_faults(value: Any, depth: int = 0) -> Iterator[str]:
             if "\0" in value:
                 yield "holds a NUL character"
             elif _has_half_a_pair(value):
-                yield "holds half of a surrogate pair, which is no character"
+                yield "holds half of a surrogate pair, which is not a character"
         case float():
             if not math.isfinite(value):
                 yield f"holds {value}, which is not a finite number"

@@ -222,7 +222,7 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def _requirements_of(name: str) -> Iterator[Requirement]:
-    """Yield what the metadata of a package requires, without lines that are no requirements, as old packages have."""
+    """Yield what the metadata of a package requires, without lines that are not requirements, as old packages have."""
     try:
         lines = metadata.requires(name) or ()
     except metadata.PackageNotFoundError:

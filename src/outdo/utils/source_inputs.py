@@ -21,7 +21,7 @@ def variables_read(file: Path) -> set[str]:
 def files_read(file: Path) -> set[Path]:
     """Return the existing files that a source file reads and does not write, relative ones from the working directory.
 
-    What it writes itself, such as a log or a cache, is no input.
+    What it writes itself, such as a log or a cache, is not an input.
     """
     tree, names = _parsed(file)
     paths: dict[bool, set[Path]] = {True: set(), False: set()}

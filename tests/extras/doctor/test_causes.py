@@ -69,7 +69,7 @@ def test_what_was_there_before_a_finding_is_not_its_symptom() -> None:
 
 
 def test_what_begins_with_steps_that_are_too_large_is_their_symptom_although_it_was_seen_earlier() -> None:
-    """Of few measured tokens a step may not be seen to be large, and the answers of the next one are cut off."""
+    """With few measured tokens a step may not be seen to be large, and the answers of the next one are cut off."""
     large = steps((2, {"step_kl": 0.1}), (1, {"step_kl": 1.6}), (7, {}))
     at_once, from_start = (
         steps((n, {"completions/clipped_ratio": 0.0}), (10 - n, {"completions/clipped_ratio": 0.5})) for n in (1, 0)

@@ -25,7 +25,7 @@ HIGH, LOW = math.log(1.3), math.log(0.7)
 
 
 def words(record: TokenRecord) -> list[list[str]]:
-    """Of the tokens after the prompts, which have one token."""
+    """How each token after the prompt, which has one token, was clipped."""
     return [[CLIP[code] for code in row[1:]] for row in record.clip.tolist()]
 
 

@@ -78,7 +78,7 @@ def trainer_of(folder: Path, **options: Any) -> GRPOTrainer:
 
 
 def logprobs(trainer: GRPOTrainer, weights: dict[str, Tensor], prompt: list[int], ids: list[int]) -> list[float]:
-    """Of a completion, by plain transformers, at the temperature of sampling."""
+    """Those of a completion, by plain transformers, at the temperature of sampling."""
     model: Any = type(trainer.model)(trainer.model.config).eval()
     model.load_state_dict(weights)
     with torch.no_grad():

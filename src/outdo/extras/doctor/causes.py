@@ -118,8 +118,8 @@ def _parent(finding: Finding, findings: Sequence[Finding], start: int) -> Findin
     """Return the likeliest warning that explains a finding: one that `CAUSES` lists, and that was seen before it.
 
     A cause may be seen up to `MIN_STEPS` later, because a condition has to last to be seen: if it comes first in causal
-    order, or if the finding was not there at the start. Of a policy that broke so early, it is not known whether the
-    questions were too hard for it.
+    order, or if the finding was not there at the start. Whether the questions were too hard for a policy that broke
+    so early is not known.
     """
     earlier = findings.index(finding)
     may_follow = finding.first > start or finding.rule == "too_hard"

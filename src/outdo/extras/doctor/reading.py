@@ -91,7 +91,7 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
     """Report each part of the question that answers depended on at the start and no longer do, or less, or did not.
 
     Held-out questions decide where they are measured, because there are more of them. Those of training may tell since
-    when. A policy that has broken down reads nothing either: if the reward fell, this is no hack.
+    when. A policy that has broken down reads nothing either: if the reward fell, this is not a hack.
     """
     if (reward_change(run) or 0.0) < 0:
         return

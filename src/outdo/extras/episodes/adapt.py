@@ -29,7 +29,7 @@ from outdo.models.prompt_encoding import Message
 from outdo.types import Prompt
 
 TRL_METHODS = frozenset({"reset", "get_reward", "close"})
-"""Methods of TRL's class that are no tools."""
+"""Methods of TRL's class that are not tools."""
 
 
 def episode_maker(make: Callable[..., Any], options: Mapping[str, Any]) -> Callable[[], Any]:

@@ -38,7 +38,7 @@ class CallFormat:
     pattern: re.Pattern[str]
     read: Callable[[re.Match[str], Schemas], Iterable[Call]]
     thought: re.Pattern[str] | None = None  # thinking, besides what `</think>` ends; group 1 is its text
-    frame: re.Pattern[str] | None = None  # what stands around a text, and is no part of it
+    frame: re.Pattern[str] | None = None  # what stands around a text, and is not a part of it
 
 
 def find_calls(form: str, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[Call], list[str]]:

@@ -112,7 +112,7 @@ class Conversation:
         """
         output = to_output(reward, NAME)
         if output.status is not Status.ok:
-            raise ValueError(output.reason or "a reward of the environment is no number")
+            raise ValueError(output.reason or "a reward of the environment is not a number")
         self.given.append(output)
         return output.value
 

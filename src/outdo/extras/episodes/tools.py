@@ -147,6 +147,6 @@ def _expected_instead_of(value: Any, schema: Mapping[str, Any]) -> str | None:
 
 
 def _has_type(value: Any, kind: str) -> bool:
-    """Return whether a value of JSON has the type of a schema; a bool is no number."""
+    """Return whether a value of JSON has the type of a schema; a bool is not a number."""
     expected = TYPES.get(kind)
     return expected is None or (isinstance(value, expected) and (isinstance(value, bool) == (kind == "boolean")))

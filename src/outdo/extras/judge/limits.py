@@ -25,7 +25,7 @@ class JudgeLimits:
 
 
 class PerMinute:
-    """Counts what was used in the last minute; `limit` 0 is no limit."""
+    """Counts what was used in the last minute; `limit` 0 means none."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

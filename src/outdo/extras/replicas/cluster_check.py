@@ -27,7 +27,7 @@ FREE = 2**30
 """Bytes that have to be free where runs are written."""
 
 EQUAL = 0.9
-"""Of two machines of one kind, one reports at least this share of the other one's memory."""
+"""The least share of its memory that a machine reports if another one of the same kind reports all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ class Outcome:
     exit_status: int | None = None
     """0 if the program ended normally, 128 + n after signal n; `None` if it did not end by itself.
 
-    The program chooses it, so 0 is no proof of anything.
+    The program chooses it, so 0 proves nothing.
     """
     seconds: float = 0.0
     """Seconds of computing, with the start of the interpreter."""

@@ -144,7 +144,7 @@ def assert_statements(source: str) -> list[ast.Assert]:
         raise ValueError(f"the tests are no Python: {error}") from None
     for statement in statements:
         if not isinstance(statement, ast.Assert):
-            raise ValueError(f"a test is no assert statement: {ast.unparse(statement)[:80]!r}")
+            raise ValueError(f"a test is not an assert statement: {ast.unparse(statement)[:80]!r}")
     if not statements:
         raise ValueError("there are no tests")
     return cast(list[ast.Assert], statements)

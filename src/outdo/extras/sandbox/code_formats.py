@@ -87,5 +87,5 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
-        raise ValueError(f"an input or output is no text: {value!r}"[:120])
+        raise ValueError(f"an input or output is not a text: {value!r}"[:120])
     return value

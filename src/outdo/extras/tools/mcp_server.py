@@ -205,7 +205,7 @@ class _Connection:
             if not is_loss(error):
                 raise ToolError("raised", str(error)) from error
         except ValueError as error:  # of pydantic
-            raise ToolError("raised", f"the server sent what is no result: {one_line(str(error))}") from error
+            raise ToolError("raised", f"the server sent what is not a result: {one_line(str(error))}") from error
         except TimeoutError:
             if await self._answers():
                 raise LateError(f"{name} had no result after {seconds:g} s") from None

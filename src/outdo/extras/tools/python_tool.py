@@ -78,5 +78,5 @@ def _status(status: int | None) -> str:
     """Return an exit status in words; above 128 it is that of a signal."""
     try:
         return f"status {status}" if status is None or status <= 128 else signal.Signals(status - 128).name
-    except ValueError:  # the program chose a number that is no signal's
+    except ValueError:  # the program chose a number that is not a signal's
         return f"status {status}"

@@ -24,7 +24,7 @@ FOLDER = "trackers"
 COMMON = {"completions": 16, "deadline": 60.0}
 """The options of every tracker: rows of the table of completions (0: no table), and seconds to end after the run.
 
-Of a run that has ended, the seconds count from the last delivery.
+Where the run has ended before, the seconds count from the last delivery.
 """
 
 Completions = Sequence[Mapping[str, Any]]

@@ -83,7 +83,7 @@ const doubtAbout = (ends) =>
     ? 'The 95\u00a0% intervals overlap: use more questions (eval.rows) to be certain.'
     : 'No 95\u00a0% interval is known.';
 
-// A higher reward is no proof of better answers: without verdicts, the answer is about the reward alone.
+// A higher reward does not prove better answers: without verdicts, the answer is about the reward alone.
 const OF_REWARDS = {
   'Yes.': 'The reward rose.',
   'No, it got worse.': 'The reward fell.',

@@ -3,7 +3,7 @@
     start_logprob = mean of log π_start(token | before)
     drift         = mean of log π(token | before) - log π_start(token | before)
 
-over the tokens that the policy sampled, in nats per token. Of answers at temperature 1, `drift` estimates the KL
+over the tokens that the policy sampled, in nats per token. For answers at temperature 1, `drift` estimates the KL
 divergence KL(π‖π_start) of a token. A policy that only chooses among what it could write already has a `start_logprob`
 that rises; it falls where the answers leave the language of the starting policy.
 """
