@@ -42,9 +42,9 @@ def test_the_built_in_engine_waits_for_the_host_and_vllm_does_not():
     assert slower["apart"] == seconds["apart"]
 
 
-def test_a_plan_in_words_has_memory_seconds_cost_binding_and_assumptions(tmp_path):
+def test_a_plan_in_words_has_memory_seconds_cost_bottleneck_and_assumptions(tmp_path):
     said = outdo_(tmp_path, "plan", *QUICK)
-    for part in ("tokens a day", "what binds: ", "Seconds of a step", "GiB on each device", "Assumed", "Error", "$"):
+    for part in ("tokens a day", "bottleneck: ", "Seconds of a step", "GiB on each device", "Assumed", "Error", "$"):
         assert part in said
 
 

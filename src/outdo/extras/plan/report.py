@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outdo.extras.plan import simulation, timing
-from outdo.extras.plan.binding import binds
+from outdo.extras.plan.bottleneck import bottleneck
 from outdo.extras.plan.layout import ParallelLayout, StepTime
 from outdo.extras.plan.problem import IN_PLACE, Problem
 from outdo.extras.plan.search import Option, Plan, captured, settings_of
@@ -82,7 +82,7 @@ def _option(option: Option, problem: Problem) -> dict[str, Any]:
         "tokens_a_day": problem.work.tokens * option.tokens_a_day,
         "dollars_a_day": day,
         "dollars": day * problem.recipe.steps / option.tokens_a_day,
-        "binds": binds(found, problem.shape, problem.cluster.card, problem.work),
+        "bottleneck": bottleneck(found, problem.shape, problem.cluster.card, problem.work),
         "bytes_trainer": option.trainer,
         "bytes_engine": option.engine,
         "bytes_main_memory": option.main_memory,
@@ -131,7 +131,7 @@ def _summary(plan: Plan, problem: Problem) -> list[str]:
         f"{work.tokens * best.tokens_a_day / 1e6:,.0f} million tokens a day",
         f"a run of {counted(problem.recipe.steps, 'step')} takes {_duration(days * 86400)} and about "
         f"${day * days:,.0f} (${card.price:g} for an hour of one device)",
-        f"what binds: {binds(found, problem.shape, card, work)}",
+        f"bottleneck: {bottleneck(found, problem.shape, card, work)}",
         *_failures(best, problem),
         _built(plan, problem),
     ]

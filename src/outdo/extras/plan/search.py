@@ -18,13 +18,13 @@ from outdo.utils.errors import UserError
 ENGINE_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 """Shares of the devices that sample, among which the best is looked for."""
 
-WIDER = (1, 2, 4, 8)
+WIDTH_FACTORS = (1, 2, 4, 8)
 """Times the fewest devices that an engine needs: wider engines answer sooner, narrower ones answer more."""
 
 SIMULATED = 2
 """Uses of a kind that are simulated in full, after a glance at all of them."""
 
-GLANCE = 4
+ENGINES_AT_A_GLANCE = 4
 """Engines that are followed in a glance."""
 
 KIND_IN_WORDS = {"replicas": "replicas", "sharded": "replicas that divide their models"}
@@ -141,7 +141,7 @@ def _glance(problem: Problem, layout: ParallelLayout) -> float:
     """Return about how long a step takes. With staleness n, each of n + 1 batches under way has n + 1 steps of time."""
     ahead = 1 + layout.staleness
     several = replace(problem, work=replace(problem.work, sampled=ahead))
-    found = _predicted(several, replace(layout, staleness=0.0), GLANCE)
+    found = _predicted(several, replace(layout, staleness=0.0), ENGINES_AT_A_GLANCE)
     return max(found.step - found.sampling, found.step / ahead)
 
 
@@ -258,7 +258,7 @@ def _apart(problem: Problem, staleness: float, refused: list[str]) -> Iterator[P
 def _widths(least: int, devices: int, cluster: Cluster) -> list[int]:
     """Return numbers of devices of an engine: the least one, and wider ones within a machine."""
     most = min(devices, cluster.card.machine)
-    return [least * more for more in WIDER if more == 1 or least * more <= most]
+    return [least * more for more in WIDTH_FACTORS if more == 1 or least * more <= most]
 
 
 def _width(problem: Problem, devices: int, taken: int) -> int | None:

@@ -41,10 +41,10 @@ Value = TypeVar("Value")
 BUCKET = 2**23
 """Weights whose gradients are summed in one message."""
 
-LEAST = 0.01
+COMPARED_SECONDS = 0.01
 """Seconds of computing in a step below which replicas are not compared."""
 
-ENOUGH = 4
+WHOLE_GROUPS_PER_REPLICA = 4
 """Groups for each replica, from which on shares are made of whole groups, and may differ by one."""
 
 
@@ -144,7 +144,7 @@ class Replicas(World):
         """
         seconds, self._seconds = self._seconds, [0.0] * len(self)
         usual, longest = median_low(seconds), max(seconds)
-        if usual < LEAST:
+        if usual < COMPARED_SECONDS:
             return {}
         return {"replicas/slowest": float(seconds.index(longest)), "replicas/slowest_ratio": longest / usual}
 
@@ -266,7 +266,7 @@ def split_evenly(
     Groups stay whole if `whole_groups` says so, or if there are so many that the shares hardly become uneven by it.
     """
     members = group_neighbours(rows, groups)
-    units = members if whole_groups or len(members) >= ENOUGH * n else [[row] for row in rows]
+    units = members if whole_groups or len(members) >= WHOLE_GROUPS_PER_REPLICA * n else [[row] for row in rows]
     total, before = sum(costs[row] for row in rows), 0.0
     shares: list[list[int]] = [[] for _ in range(n)]
     for unit in units:

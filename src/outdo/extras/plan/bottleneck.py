@@ -1,4 +1,4 @@
-"""Name what binds a step: the part that would have to become shorter for the step to become shorter."""
+"""Name the bottleneck of a step: the part that would have to become shorter for the step to become shorter."""
 
 from outdo.extras.plan import memory, timing
 from outdo.extras.plan.hardware import Card
@@ -8,8 +8,8 @@ from outdo.extras.plan.shapes import BFLOAT16, Shape
 from outdo.extras.plan.workload import Workload
 
 
-def binds(found: StepTime, shape: Shape, card: Card, work: Workload) -> str:
-    """Return a sentence about the part of a step that binds."""
+def bottleneck(found: StepTime, shape: Shape, card: Card, work: Workload) -> str:
+    """Return a sentence about the bottleneck of a step."""
     if found.layout.staleness > 0:
         waits = found.trainer_idle - found.update > 0.1 * found.step
         return _sampling(found, shape, card, work) if waits else _training(found, work)
