@@ -133,7 +133,7 @@ def agrees(most: float) -> Check:
 # fmt: off
 ROWS = {row.name: row for row in (
     Row("processor", "a step in float32, its record, AdamW with `fused`", "other kernels, other orders of sums",
-        "", [*FIRST, close("moved_right_way", 0.02, 1)], beside="device=cpu"),
+        "", [*FIRST, close("moved_as_intended", 0.02, 1)], beside="device=cpu"),
     Row("deterministic", "deterministic algorithms", "torch warns where an operation has no deterministic version",
         "", [equal_weights()], beside=""),
     Row("bfloat16", "bfloat16 products, the default on a GPU", "sampler and trainer differ by rounding",

@@ -22,7 +22,7 @@ CURVE = {
     "length": "completions/mean_length",
     "entropy": "entropy",
     "identical": "completions/identical_ratio",
-    "moved": "moved_right_way",
+    "moved": "moved_as_intended",
     "attained": "attained",
     "overshoot": "overshoot",
     "clipped": "clip_ratio/region_mean",

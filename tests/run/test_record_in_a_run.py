@@ -134,7 +134,7 @@ def recomputed(tokens: pd.DataFrame) -> dict[str, float]:
     found = {
         "cancelled": 1 - spent / tokens["push"].abs().sum(),
         "certain": (certain["part"] * certain["net"].abs()).sum() / spent,
-        "moved_right_way": leverage[gone > NOISE].sum() / leverage.sum(),
+        "moved_as_intended": leverage[gone > NOISE].sum() / leverage.sum(),
         "moved_wrong_way": leverage[gone < -NOISE].sum() / leverage.sum(),
         "moved_not": leverage[gone.abs() <= NOISE].sum() / leverage.sum(),
         "moved/tokens": measured["part"].sum(),
@@ -363,4 +363,4 @@ def test_how_often_is_recorded_may_change_when_a_run_is_resumed_and_what_a_kill_
     said = outdo_(home, "resume", run, "steps=6", "record.every=5")
     assert "record.every: 1 in the saved run, 5 now" in said
     assert sorted(path.name for path in (run / "tokens").iterdir()) == [f"step_00000{n}.parquet" for n in (1, 2, 5)]
-    assert [line["step"] for line in metrics(run) if "moved_right_way" in line] == [1, 2, 5]
+    assert [line["step"] for line in metrics(run) if "moved_as_intended" in line] == [1, 2, 5]

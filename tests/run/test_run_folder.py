@@ -17,6 +17,7 @@ from checkpoint_faults import FaultyOs
 from outdo.config.resume import differences, refused_differences
 from outdo.run.folder.begin import why_taken
 from outdo.run.folder.provenance import describe_environment, without_secrets
+from outdo.run.folder.run_files import MetricsFile
 from outdo.run.folder.run_folder import RunFolder, read_metrics
 from outdo.utils import atomic
 from outdo.utils.atomic import write_json_atomically, write_text_atomically
@@ -115,6 +116,12 @@ def test_metrics_are_read_back_as_written_with_null_for_nan(tmp_path):
         {"step": 1, "reward": 0.25, "kl": None, "per": {"a": [None, 1]}, "text": "ü\ud800\n"},
         {"step": 2, "reward": 0.5},
     ]
+
+
+def test_a_metric_of_an_earlier_version_is_read_under_its_new_name(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "moved_right_way": 0.5}\n')
+    renamed = [{"step": 1, "moved_as_intended": 0.5}]
+    assert read_metrics(tmp_path / "metrics.jsonl") == MetricsFile(tmp_path).read(print) == renamed
 
 
 def test_a_line_cut_off_by_a_crash_is_dropped_at_any_byte(tmp_path):

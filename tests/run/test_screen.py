@@ -31,7 +31,7 @@ METRICS = {
     "num_trained_tokens": 1e6,
 }
 SOMETIMES = {
-    "moved_right_way": 1.0,
+    "moved_as_intended": 1.0,
     "reward": -123.4567,
     "right": 1.0,
     "frac_zero_advantage": 0.5,

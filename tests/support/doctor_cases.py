@@ -186,8 +186,8 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
         steps((20, {"reward": jumping(0.1, 0.3)}), (20, {"reward": jumping(0.6, 0.8)})),
         r"rose from 0.2 \(the first 8 steps\) to 0.7 \(the last 8\)",
     ),
-    "moved_as_pushed": (
-        steps((9, {"moved_right_way": 0.93, "moved/tokens": 100.0})),
+    "moved_as_intended": (
+        steps((9, {"moved_as_intended": 0.93, "moved/tokens": 100.0})),
         r"93.0% of the pushed tokens moved as intended, weighted by how far the pushes could move them "
         r"\(900 tokens were measured\)",
     ),
@@ -266,7 +266,7 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "reward_rose": steps(
         (20, {"reward": jumping(0.1, 0.9)}), (20, {"reward": jumping(0.15, 0.95)})
     ),  # within the noise
-    "moved_as_pushed": steps((9, {"moved_right_way": 0.5})),
+    "moved_as_intended": steps((9, {"moved_as_intended": 0.5})),
 }
 """A series for every rule that comes near, and about which it reports nothing."""
 

@@ -488,7 +488,7 @@ def movement(case: Case) -> Numbers:
     gaps = [each.new - each.old for each in case.tokens]
     policy = [(abs(e.policy_push), abs(e.push - e.policy_push)) for e in case.tokens if e.policy_push != 0]
     numbers: dict[str, float | None] = {
-        "moved_right_way": sum(w for w, m in zip(leverage, moves, strict=True) if m > NOISE) / sum(leverage),
+        "moved_as_intended": sum(w for w, m in zip(leverage, moves, strict=True) if m > NOISE) / sum(leverage),
         "moved_wrong_way": sum(w for w, m in zip(leverage, moves, strict=True) if m < -NOISE) / sum(leverage),
         "moved_not": sum(w for w, m in zip(leverage, moves, strict=True) if abs(m) <= NOISE) / sum(leverage),
         "moved/tokens": len({(each.token.group, each.token.context) for each in pushed}),

@@ -241,7 +241,11 @@ def _metrics(step: int, progress: float, random: numpy.random.Generator) -> dict
         **{"kl": 0.05 * progress, "loss": noise, "loss/policy": noise, "loss/divergence": 0.002 * progress},
         **{"loss/entropy": 0.0, "grad_norm": 0.5 + abs(noise), "learning_rate": 1e-4, "updates/refused": 0.0},
         **{"updates/empty": 0.0, "passes/done": float(PASSES), "passes/stopped/maximum": 1.0, "seconds": 2.0},
-        **{"tokens_per_second": 1000.0 + 1000 * noise, "moved_right_way": 0.86 + noise, "moved_wrong_way": 0.1 - noise},
+        **{
+            "tokens_per_second": 1000.0 + 1000 * noise,
+            "moved_as_intended": 0.86 + noise,
+            "moved_wrong_way": 0.1 - noise,
+        },
         **{"moved_not": 0.04, "target_reached": 0.4, "overshoot": 0.05, "attained": 0.6, "unreachable": 0.2},
         **{"certain": 0.3 + 0.3 * progress, "moved/tokens": 320.0, "moved/groups": 2.0},
         "step_kl": 0.02 - 0.01 * abs(progress - 0.4),

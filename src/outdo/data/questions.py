@@ -133,7 +133,7 @@ def _refuse_images(rows: Rows) -> None:
 
 
 def _ratings(rows: Rows) -> tuple[str, ...]:
-    """Return the columns of an answer and of whether it is good: they are not a reference (TRL's unpaired preference)."""
+    """Return the columns of an answer and of whether it is good: TRL's unpaired preference has no reference."""
     rated = any(label_of(row) is not None and "completion" in row for row in rows.values.values())
     return ("label", "completion") if rated else ()
 

@@ -48,7 +48,7 @@ def step_parts(metrics: Mapping[str, float], *, last_reward: float | None, round
     The reward has the difference from `last_reward`. The difference between sampler and trainer is a part if it is more
     than `rounding` nats.
     """
-    moved = metrics.get("moved_right_way")
+    moved = metrics.get("moved_as_intended")
     return [
         *_outcome(metrics, last_reward),
         *_faults(metrics),

@@ -195,7 +195,7 @@ def test_episodes_without_a_turn_left_are_not_told_to_write_longer_answers() -> 
     assert roots(both) == ["turns_at_limit", "truncation"]
 
 
-EQUAL = {"frac_reward_zero_std": 1.0, "right": 0.2, "moved_right_way": 0.9}
+EQUAL = {"frac_reward_zero_std": 1.0, "right": 0.2, "moved_as_intended": 0.9}
 ALL_WRONG, ALL_RIGHT = EQUAL | {"frac_all_wrong": 0.8}, EQUAL | {"frac_all_right": 0.8}
 IDENTICAL = EQUAL | {"completions/identical_ratio": 1.0}
 
@@ -210,7 +210,7 @@ def test_a_group_with_equal_rewards_is_no_fault_of_an_advantage_that_does_not_co
     assert roots(lines, {"train": {"objective": method, "group_size": 4}}) == []
     assert roots(lines, {"train": {"objective": {"name": "grpo"}, "advantage": {"name": "gae"}}}) == []
     assert len(roots(lines, {"train": {"objective": method, "advantage": "group_centred"}})) == 1
-    assert [each.rule for each in diagnose(lines, recipe={"train": {"objective": method}})] == ["moved_as_pushed"]
+    assert [each.rule for each in diagnose(lines, recipe={"train": {"objective": method}})] == ["moved_as_intended"]
 
 
 def test_groups_of_one_answer_are_not_blamed_for_equal_rewards() -> None:

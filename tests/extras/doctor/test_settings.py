@@ -131,7 +131,7 @@ DIFFERENT: Mapping[str, Mapping[str, str | None]] = {
     "slow_steps": {},
     "held_out_rose": {},
     "reward_rose": {"dynamic sampling": "the mean reward rose from 0.17 .* to 0.81"},
-    "moved_as_pushed": {},
+    "moved_as_intended": {},
 }
 """What a rule says in a setting if not what it says without it: a pattern of the sentence, or nothing at all."""
 

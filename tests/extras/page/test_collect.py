@@ -90,7 +90,7 @@ def test_the_best_step_comes_from_the_summary(tmp_path: Path):
 
 
 def test_steps_with_events_are_chosen_most_important_first():
-    metrics = [{"step": step, "moved_right_way": 0.9 - (step == 30) * 0.5} for step in range(1, 101)]
+    metrics = [{"step": step, "moved_as_intended": 0.9 - (step == 30) * 0.5} for step in range(1, 101)]
     metrics[49]["updates/refused"] = 1.0
     finding = {"first": 70, "last": 80, "level": "warning", "metric": "entropy"}
     chosen = informative_steps(range(1, 101), metrics, [finding], best=90)

@@ -35,7 +35,7 @@ def test_the_most_important_metrics_come_first(tmp_path: Path) -> None:
     places = [text.index(f"<!-- {name} -->") for name in DEFAULT_METRICS if name in metric_names(LINES)]
     assert places == sorted(places)
     assert DEFAULT_METRICS[0] == "eval/greedy"
-    assert "moved_right_way" in DEFAULT_METRICS[:3]
+    assert "moved_as_intended" in DEFAULT_METRICS[:3]
     assert all(glossary.entry(name) for name in DEFAULT_METRICS)
 
 

@@ -40,6 +40,6 @@ def test_a_word_of_the_glossary_is_a_metric_with_an_entry_or_a_sentence() -> Non
         assert glossary.entry(meaning) or meaning.endswith("."), word
 
 
-@pytest.mark.parametrize("word", ["Moved as intended", "moved as intended", "moved_right_way"])
+@pytest.mark.parametrize("word", ["Moved as intended", "moved as intended", "moved_as_intended"])
 def test_a_word_and_its_metric_have_the_same_entry_in_upper_and_lower_case(word: str) -> None:
-    assert "(moved_right_way)" in said(word)
+    assert "(moved_as_intended)" in said(word)

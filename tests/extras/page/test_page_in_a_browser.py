@@ -50,7 +50,7 @@ def opened(browser: Browser, small_page: Path) -> Iterator[Page]:
 def test_the_page_opens_from_disk_with_the_run_its_curves_and_its_steps(page: Page, small_page: Path, small_run: Path):
     open_page(page, small_page, step=LAST)
     expect(by_test_id(page, "run-name")).to_have_text(small_run.name)
-    for metric in ("reward", "eval/greedy", "moved_right_way"):
+    for metric in ("reward", "eval/greedy", "moved_as_intended"):
         expect(by_test_id(page, "curve", metric=metric)).to_have_count(1)
     steps = [int(button.get_attribute("data-step") or 0) for button in by_test_id(page, "step-button").all()]
     assert {1, LAST} <= set(steps)

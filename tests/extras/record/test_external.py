@@ -119,7 +119,7 @@ def test_record_and_metrics_equal_those_of_the_outdo_loop(tmp_path: Path) -> Non
     ].metrics.keys()
     assert not {name for name in line if name.startswith("updates/")}  # nothing is known of another loop's updates
     assert line == {"step": 1} | {name: pytest.approx(expected[name]) for name in line if name != "step"}
-    assert {"reward", "moved_right_way", "attained"} <= line.keys()
+    assert {"reward", "moved_as_intended", "attained"} <= line.keys()
 
 
 def test_completions_of_a_prompt_form_a_group_in_any_order(tmp_path: Path) -> None:

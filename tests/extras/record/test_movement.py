@@ -38,7 +38,7 @@ def test_shares_of_the_leverage_by_direction_of_movement():
     batch = one_group([[0.5, 0.2], [0.2, 0.4]], [1.0, -1.0])
     found = moved(ppo(), batch, at([0.55, 0.2], [0.1, 0.45]))
     assert found == {
-        "moved_right_way": round((0.5 + 0.8) / 2.7, 6),
+        "moved_as_intended": round((0.5 + 0.8) / 2.7, 6),
         "moved_wrong_way": round(0.6 / 2.7, 6),
         "moved_not": round(0.8 / 2.7, 6),
         "moved/tokens": 4.0,
@@ -58,7 +58,7 @@ def test_pushes_of_answers_with_a_common_prefix_are_summed():
     """Three of four answers are bad, so that the sum of Â is -1: that the token went down is right for all of them."""
     batch = one_group([[0.5]] * 4, [2.0, -1.0, -1.0, -1.0], alike=True)
     found = moved(ppo(), batch, at(*[[0.4]] * 4))
-    assert (found["moved_right_way"], found["moved/tokens"]) == (1.0, 1.0)
+    assert (found["moved_as_intended"], found["moved/tokens"]) == (1.0, 1.0)
     assert found["cancelled"] == 0.8  # of a push of 5 there is 1 left
     up = moved(ppo(), batch, at(*[[0.55]] * 4))
     assert up["moved_wrong_way"] == 1.0
@@ -68,7 +68,7 @@ def test_pushes_of_answers_with_a_common_prefix_are_summed():
 def test_a_token_is_weighted_by_how_far_its_push_could_move_it():
     """Nine tenths of the weight is on the token that is a choice, whatever the certain one did."""
     batch = one_group([[0.1], [0.9]], [1.0, 1.0])
-    assert moved(ppo(), batch, at([0.2], [0.8]))["moved_right_way"] == 0.9
+    assert moved(ppo(), batch, at([0.2], [0.8]))["moved_as_intended"] == 0.9
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_unmeasured_rows_and_unpushed_tokens_do_not_count():
     new = at([0.6, 0.6], [0.4, 0.4], [0.4])
     new[1] = math.nan
     found = moved(ppo(), batch, new)
-    assert (found["moved_right_way"], found["moved/tokens"], found["moved/groups"]) == (1.0, 2.0, 1.0)
+    assert (found["moved_as_intended"], found["moved/tokens"], found["moved/groups"]) == (1.0, 2.0, 1.0)
     assert found["target_reached"] == 1.0
 
 

@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
     policy.slow_steps,
     outcome.held_out_rose,
     outcome.reward_rose,
-    tokens.moved_as_pushed,
+    tokens.moved_as_intended,
 )
 """In causal order: the reward, questions and answers, the update, the policy, the result."""
 

@@ -92,9 +92,9 @@ def _any_above(whole: Span, limit: float) -> Span | None:
     return Span(whole.metric, steps, values) if found else None
 
 
-def moved_as_pushed(run: RunMetrics) -> Iterator[Finding]:
+def moved_as_intended(run: RunMetrics) -> Iterator[Finding]:
     """Report that tokens moved as intended. Where no reward pushed them, other terms alone did: no news."""
-    moved = run.span("moved_right_way")
+    moved = run.span("moved_as_intended")
     idle = share_without_signal(run, moved, unknown=0.0) >= 0.8
     if len(moved.steps) >= MIN_STEPS and moved.mean > 0.7 and not idle:
         counted = sum(run.span("moved/tokens").values)

@@ -40,7 +40,7 @@ RUN_STYLES: Sequence[Mapping[str, Any]] = (
 DEFAULT_METRICS = (
     "eval/greedy",
     "eval/sampled",
-    "moved_right_way",
+    "moved_as_intended",
     "reward",
     "frac_zero_advantage",
     "frac_reward_zero_std",

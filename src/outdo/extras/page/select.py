@@ -138,7 +138,7 @@ def _reasons(
         for finding in findings:
             if finding["level"] == level:
                 yield finding["first"], f"a {level} begins ({finding['metric']})"
-    if (found := _extreme(metrics, "moved_right_way", min)) is not None:
+    if (found := _extreme(metrics, "moved_as_intended", min)) is not None:
         yield found, "fewest tokens moved as intended"
 
 

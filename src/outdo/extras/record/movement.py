@@ -22,7 +22,7 @@ def movement_metrics(record: TokenRecord, batch: Batch) -> dict[str, float]:
     to log π is one of n (1 - π) with respect to the token's own logit, so that the **leverage** of a token is |n| (1 -
     π_old).
 
-        moved_right_way, moved_wrong_way, moved_not
+        moved_as_intended, moved_wrong_way, moved_not
                          shares of the leverage; not: by no more than the noise of a log-probability. They add up to 1
         step_kl          mean of k3, an estimate of KL(π_old‖πθ) in nats per token, over all trained tokens
         moved/tokens, moved/groups
@@ -92,7 +92,7 @@ def _movement_shares(moved: Tensor, leverage: Tensor) -> dict[str, float]:
     total = float(leverage.sum())
     if total == 0:  # every token is certain
         return {}
-    masks = {"moved_right_way": moved > NOISE, "moved_wrong_way": moved < -NOISE, "moved_not": moved.abs() <= NOISE}
+    masks = {"moved_as_intended": moved > NOISE, "moved_wrong_way": moved < -NOISE, "moved_not": moved.abs() <= NOISE}
     return {name: float(leverage[those].sum()) / total for name, those in masks.items()}
 
 

@@ -29,6 +29,9 @@ MOST_LINES = 10_000
 TAIL = 64
 """How many bytes before the end of what is read are compared, to notice that a file was written anew."""
 
+RENAMED = {"moved_right_way": "moved_as_intended"}
+"""Metrics in the runs of earlier versions, and what they are called now."""
+
 Say = Callable[[str], None]
 """A function that takes a sentence about data that is left out."""
 
@@ -144,8 +147,13 @@ def _record(line: bytes) -> dict[str, float] | None:
         return None
     if not isinstance(found, dict) or not is_step(found.get("step")):
         return None
-    numbers = {name: number_or_none(value) for name, value in found.items() if name != "step"}
+    numbers = {name: number_or_none(value) for name, value in with_new_names(found).items() if name != "step"}
     return {"step": found["step"], **{name: float(f"{x:.6g}") for name, x in numbers.items() if x is not None}}
+
+
+def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of `metrics.jsonl` under the names that its metrics have now."""
+    return {RENAMED.get(name, name): value for name, value in record.items()}
 
 
 def with_initial_evaluation(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from outdo.run.folder.provenance import timestamp
+from outdo.run.folder.run_files import with_new_names
 from outdo.utils import atomic
 from outdo.utils.errors import OutdoError, RunFolderError
 from outdo.utils.secrets import redact
@@ -182,7 +183,7 @@ def read_metrics(
             for number, line in _last_lines(file, limits or ReadLimits(), messages):
                 record = _parsed(line)
                 if record is not None:
-                    records.append(record)
+                    records.append(with_new_names(record))
                 else:
                     reason = "not a JSON object" if line else "longer than the limit"
                     messages.append(f"{path}, line {number}: {reason}; left out")

@@ -4,7 +4,7 @@
 
 // The metrics that the tiles show: the findings do not repeat good news about them.
 const ANSWERED = new Set([
-  ...['eval/greedy', 'eval/sampled', 'eval/greedy_reward', 'eval/sampled_reward', 'reward', 'moved_right_way'],
+  ...['eval/greedy', 'eval/sampled', 'eval/greedy_reward', 'eval/sampled_reward', 'reward', 'moved_as_intended'],
 ]);
 
 const EVALUATIONS = [
@@ -241,7 +241,7 @@ const Way = ({ from, to, form }) => html`<p class="way"><span class="from">${for
 
 /** Return the mean of "moved as intended" over a run's steps, and of how many; null if it was never measured. */
 function movedAsPushed(run) {
-  const shares = (run.metrics.values.moved_right_way ?? []).filter(known);
+  const shares = (run.metrics.values.moved_as_intended ?? []).filter(known);
   const tokens = (run.metrics.values['moved/tokens'] ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
   return shares.length ? { share: mean(shares), steps: shares.length, tokens } : null;
 }

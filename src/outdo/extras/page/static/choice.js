@@ -7,11 +7,11 @@ const LEADING = [
   ...['right', 'transfer', 'transfer/followed', 'baseline'],
   ...['frac_zero_advantage', 'frac_reward_zero_std', 'frac_all_right', 'frac_all_wrong', 'reward_group_std'],
   ...['completions/mean_length'],
-  ...['moved_right_way', 'moved_wrong_way', 'target/reached', 'target_reached', 'attained', 'cancelled', 'certain'],
+  ...['moved_as_intended', 'moved_wrong_way', 'target/reached', 'target_reached', 'attained', 'cancelled', 'certain'],
   ...['unreachable', 'overshoot', 'moved_not', 'clip_ratio/region_mean', 'kl', 'entropy', 'grad_norm', 'loss'],
 ];
 const ALWAYS = new Set([
-  ...['eval/greedy', 'eval/sampled', 'eval/greedy_reward', 'eval/sampled_reward', 'reward', 'moved_right_way'],
+  ...['eval/greedy', 'eval/sampled', 'eval/greedy_reward', 'eval/sampled_reward', 'reward', 'moved_as_intended'],
 ]);
 
 const SHARE = new RegExp(

@@ -217,7 +217,7 @@ function groupOf(step, group, index) {
 }
 
 /**
- * Compute the metric `moved_right_way` for some rollouts: the share of the pushed tokens that moved as intended. The
+ * Compute the metric `moved_as_intended` for some rollouts: the share of the pushed tokens that moved as intended. The
  * weight of a token is |push| (1 - π_old), divided among the rollouts that share it. Null if nothing was measured.
  */
 function movedShare({ column, push, state }, rows) {

@@ -14,8 +14,8 @@ const GROUP_ORDERS = {
   signal: ['largest spread of rewards', (a, b) => b.signal - a.signal || byNumber(spread)(a, b)],
   best: ['highest mean reward', byNumber((group) => group.mean)],
   worst: ['lowest mean reward', byNumber((group) => group.mean, false)],
-  moved: ['highest share moved right', byNumber((group) => group.moved)],
-  unmoved: ['lowest share moved right', byNumber((group) => group.moved, false)],
+  moved: ['highest share moved as intended', byNumber((group) => group.moved)],
+  unmoved: ['lowest share moved as intended', byNumber((group) => group.moved, false)],
   prompt: ['prompt', (a, b) => a.promptText.localeCompare(b.promptText)],
 };
 
@@ -52,7 +52,7 @@ function GroupRow({ group, open, reachable, onOpen }) {
     <td class="bars"><${Rewards} group=${group} /></td>
     <td class="outcome"><span aria-hidden="true">${glyph}</span> ${OUTCOME_WORDS[group.outcome]}</td>
     <td class="number" data-label="mean reward">${figure(group.mean)}</td>
-    <td class="number" data-label="moved right">
+    <td class="number" data-label="moved as intended">
       ${group.measured ? percent(group.moved) : html`<span class="quiet">not measured</span>`}</td>
   </tr>`;
 }
@@ -83,8 +83,8 @@ function GroupList({ step, groups, order, setOrder, open, onOpen }) {
       <span class="quiet">${step.groups.length < step.groupsInAll
         ? ` The page has ${step.groups.length} of ${count(step.groupsInAll, 'group')}.`
         : ''} With an advantage that compares the rewards of the answers, equal rewards give none.
-        "Moved right": the share of the pushed tokens that moved as intended, weighted by how far the pushes could move
-        them.</span></p>
+        "Moved as intended": the share of the pushed tokens that moved in the direction of the push, weighted by how
+        far the pushes could move them.</span></p>
     <label class="control"><span>Sort by</span><select data-test="sort-groups" value=${order}
       onChange=${(event) => setOrder(event.target.value)}>
       ${Object.entries(GROUP_ORDERS).map(([name, [title]]) => html`<option value=${name}
@@ -93,7 +93,8 @@ function GroupList({ step, groups, order, setOrder, open, onOpen }) {
       onKeyDown=${onArrows}><table>
       <thead><tr><th scope="col" class="number">No.</th><th scope="col">Prompt</th><th scope="col">Expected</th>
         <th scope="col">Rewards</th><th scope="col">Outcome</th>
-        <th scope="col" class="number">Mean reward</th><th scope="col" class="number">Moved right</th></tr></thead>
+        <th scope="col" class="number">Mean reward</th>
+        <th scope="col" class="number">Moved as intended</th></tr></thead>
       <tbody>${groups.map((group) => html`<${GroupRow} key=${group.index} group=${group} open=${group.index === open}
         reachable=${group === reachable}
         onOpen=${onOpen} />`)}</tbody></table>

@@ -30,7 +30,7 @@ function Prompt({ group }) {
       <dd><bdi>${oneLine(group.answer, 300)}</bdi></dd></div>`}
       <div><dt>Mean reward</dt><dd>${figure(group.mean)}</dd></div>${group.baseline !== null && html`<div>
         <dt>Baseline</dt><dd>${figure(group.baseline)}</dd></div>`}
-      <div><dt>Moved right</dt><dd>${group.measured ? percent(group.moved) : 'not measured'}</dd></div><div>
+      <div><dt>Moved as intended</dt><dd>${group.measured ? percent(group.moved) : 'not measured'}</dd></div><div>
         <dt>Prompt id</dt><dd><code>${oneLine(String(group.prompt_id), 40)}</code></dd></div></dl></div>`;
 }
 
