@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet
 
-from outdo.extras.quickstart import guessing
+from examples.small_models import guessing
 from outdo.extras.quickstart.model import build
 from outdo.extras.reward_models.model import RewardModel
 from outdo.models.loading import without_bars
@@ -140,12 +140,13 @@ def write_home(home: Path) -> None:
     with without_bars():
         tiny_model(home / "model", hidden=128)
         tiny_model(home / "wide", hidden=64, vocab=120_000)
-    small = guessing.TASK.small
-    assert small is not None
-    build(home / "player", 0, tokens=small.tokens, is_chat=True)
+    build(home / "player", 0, tokens=guessing.TOKENS)
+    folder = Path(guessing.__file__).parent
+    shutil.copy(folder / "template.jinja", home / "player/chat_template.jinja")
+    shutil.copy(folder / "guessing.py", home)
     RewardModel.from_policy(home / "model", device="cpu").save(home / "reward_model")
     (home / "score.py").write_text(SCORE)
     questions = [{"prompt": f"What is {a} plus {a + 3}?", "answer": str(2 * a + 3)} for a in range(8)]
-    games = guessing.data(0).held_out[:8]
+    games = guessing.rows(0)["held_out"][:8]
     for name, rows in {"questions": questions, "games": games}.items():
         (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -111,7 +111,7 @@ DIVIDED = f"{TWO} cluster.shard=true"
 ENGINE = """engine='{name = "builtin", processes = 1}'"""
 AHEAD = f"""{TWO} steps=4 train.max_staleness=2 engine='{{name = "builtin", processes = 1, partial_rollouts = true}}'"""
 JUDGED = """rewards='{name = "reward_model", path = "HOME/reward_model"}'"""
-GAME = """environment='{name = "outdo.extras.quickstart.guessing:Game", turns = 3}' rewards=environment"""
+GAME = """environment='{name = "HOME/guessing.py:Game", turns = 3}' rewards=environment"""
 GAME += " model=HOME/player data.path=HOME/games.jsonl"
 ADAPTER = "train.adapter=lora optim.lr=1e-2"  # with 1e-4 an adapter that sampling leaves out is 0.003 nats away
 WIDE = "model=HOME/wide steps=1 train.group_size=8 sampling.max_tokens=32"

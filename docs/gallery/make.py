@@ -46,7 +46,19 @@ RUNS = {
             ],
         ],
     ),
-    "calculator": (Path("quickstart/calculator/seed-0/run-1"), [[*OUTDO, "quickstart", "--task", "calculator"]]),
+    "calculator": (
+        Path("calculator"),
+        [
+            [f"{EXAMPLES}/small_models/make.py", "calculator"],
+            [
+                *OUTDO,
+                "train",
+                f"{EXAMPLES}/small_models/calculator.toml",
+                "run=./calculator",
+                f"environment.functions={EXAMPLES}/small_models/calculator.py:calc",
+            ],
+        ],
+    ),
 }
 """The folder of each run, and the commands of Python that train it."""
 

@@ -9,8 +9,8 @@ from outdo.config.fields import Piece
 from outdo.config.file import load
 from outdo.config.resume import source_files
 
-TOOLS = {"name": "tools", "functions": "outdo.extras.quickstart.calc:calc", "turns": 3}
-GAME = "outdo.extras.quickstart.guessing:Game"
+TOOLS = {"name": "tools", "functions": "examples.small_models.calculator:calc", "turns": 3}
+GAME = "examples.small_models.guessing:Game"
 
 
 def by_row(**options: Any) -> Piece:
@@ -31,8 +31,8 @@ def test_rows_name_an_environment_or_none() -> None:
     ("options", "mistake"),
     [
         (
-            {"environments": {"a": "outdo.extras.quickstart.guessing:Gme"}},
-            'environments.a: "outdo.extras.quickstart.guess',
+            {"environments": {"a": "examples.small_models.guessing:Gme"}},
+            'environments.a: "examples.small_models.guess',
         ),
         ({"environments": {"a": {**TOOLS, "turns": 0}}}, "environments.a.turns: expected a whole number"),
         ({"environments": {"a": "by_row"}}, "environments.a: rows name one environment, which is not by_row again"),

@@ -10,7 +10,7 @@ from outdo.utils.errors import UserError
 from outdo.utils.extras import extra_of
 
 CODE = "class Game: ...\nasync def run(row): ...\n"
-CALC = "outdo.extras.quickstart.calc:calc"
+CALC = "examples.small_models.calculator:calc"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from outdo.config.rules import conflicts
 VLLM = "engine={name='vllm', python='python'}"
 OLDER = ["engine={name='builtin', processes=1}", "train.max_staleness=2"]
 KL = "train.kl_in_reward={name='k1', beta=0.1}"
-GAME = "environment={name='outdo.extras.quickstart.guessing:Game'}"
+GAME = "environment={name='examples.small_models.guessing:Game'}"
 BYPASS = "train.objective={name='ppo', dual=3.0, bypass=true}"
 ONE_UPDATE = "one update per batch and one minibatch: the ratio is 1"
 CORRECTION = "the built-in engine samples with the trained weights"

@@ -8,8 +8,8 @@ from outdo.utils.errors import UserError
 
 BY_ROW = (
     'environment={name = "by_row", environments = {'
-    'calculator = {name = "tools", functions = "outdo.extras.quickstart.calc:calc"}, '
-    'game = "outdo.extras.quickstart.guessing:Game"}}'
+    'calculator = {name = "tools", functions = "examples.small_models.calculator:calc"}, '
+    'game = "examples.small_models.guessing:Game"}}'
 )
 
 

@@ -1,1 +1,1 @@
-"""`outdo quickstart`: SmolLM2 learns to write sentences; small models learn sums, tools, games or programs."""
+"""`outdo quickstart`: SmolLM2 learns to write sentences; a small model learns sums."""

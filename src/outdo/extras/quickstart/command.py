@@ -9,7 +9,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,17 +25,12 @@ from outdo.config.messages import to_toml
 from outdo.config.names import REPLICAS
 from outdo.config.recipe import Piece
 from outdo.config.replicas import trains_on_cpu
-from outdo.data.prompts import Prompts
-from outdo.extras.quickstart import calculator, guessing, programs, sentences, settings, smollm2, sums
+from outdo.extras.quickstart import sentences, settings, smollm2, sums
 from outdo.extras.quickstart.conclusion import conclude, disappointment
-from outdo.extras.quickstart.model import build
+from outdo.extras.quickstart.model import build, fine_tune
 from outdo.extras.quickstart.recorded import recorded_runs
 from outdo.extras.quickstart.task import SmallModel, Task, TaskData
-from outdo.extras.sft.sft import sft
-from outdo.extras.sft.sft_examples import encode_examples, read_examples
-from outdo.models.device import make_deterministic
 from outdo.models.gguf_folder import converted
-from outdo.models.policy import Policy
 from outdo.run.assemble.engines import named_engine
 from outdo.run.check.preflight import check
 from outdo.run.display import Display
@@ -46,9 +41,6 @@ from outdo.utils.extras import missing_extra
 TASKS: Mapping[str, Task] = {
     "sentences": sentences.TASK,
     "sums": sums.TASK,
-    "calculator": calculator.TASK,
-    "guessing": guessing.TASK,
-    "programs": programs.TASK,
 }
 """The tasks by the names that `--task` takes."""
 CARELESS: Mapping[str, Task] = {"sentences": sentences.CARELESS_TASK}
@@ -65,10 +57,10 @@ def command(
     ] = None,
     *,
     task: Annotated[
-        Literal["sentences", "sums", "calculator", "guessing", "programs"],
+        Literal["sentences", "sums"],
         typer.Option(
-            help="sentences that meet constraints, by SmolLM2-135M-Instruct; or with a small model that is made here: "
-            "sums in writing; products with a tool; a guessing game of several turns; programs in a sandbox"
+            help="sentences that meet constraints, by SmolLM2-135M-Instruct; sums in writing, by a small model that is "
+            "made here"
         ),
     ] = "sentences",
     careless: Annotated[
@@ -98,7 +90,7 @@ def command(
     recipe = write_recipe(run.with_suffix(".toml"), chosen, model, data, seed, sampler)
     arguments = [str(recipe), f"run={run}", *(overrides or [])]
     if chosen.small:
-        _prepare(chosen, chosen.small, model, data["demonstrations"], seed, arguments, display)
+        _prepare(chosen.small, model, data["demonstrations"], seed, arguments, display)
     else:
         with display.working(f"making a model folder of {model.name}, once"):
             converted(model)
@@ -158,21 +150,6 @@ def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Pat
     return paths
 
 
-def fine_tune(small: SmallModel, folder: Path, data: Path, seed: int, display: Display) -> Path:
-    """Fine-tune the small model in a folder on the examples of a file; return the folder."""
-    optimiser = replace(settings.WARM_START, total=small.steps)
-    make_deterministic("cpu")
-    policy = Policy.load(folder, device="cpu", optimiser=optimiser)
-    pairs, _ = read_examples(str(data))
-    examples = encode_examples(pairs, policy.tokenizer, end_ids=policy.end_ids)
-    prompts = Prompts(examples, per_step=settings.WARM_START_PAIRS, seed=seed)
-    for step in display.track(sft(policy, prompts, steps=small.steps), total=small.steps, what="fine-tuning"):
-        if step.index % 50 == 0 and not display.live:
-            display.say(f"fine-tuning {step.index}/{small.steps}  loss {-step.likelihood:.3f}")
-    policy.save(folder)
-    return folder
-
-
 def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], seed: int, engine: Piece) -> Path:
     """Write the recipe of the run, as a user would write it; of the engine only if it is not the built-in one."""
     reward = f'rewards = "{path.with_name(REWARD)}:score"\n' if task.reward else ""
@@ -183,7 +160,7 @@ def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], 
         questions=data["questions"],
         held_out=data["held_out"],
         seed=seed,
-        threads=task.threads // replicas,
+        threads=settings.THREADS // replicas,
         replicas=replicas,
         task=reward + task.recipe,
         sampling=task.sampling,
@@ -204,18 +181,16 @@ def write_recipe(path: Path, task: Task, model: Path, data: Mapping[str, Path], 
     return path
 
 
-def _prepare(
-    task: Task, small: SmallModel, warm: Path, examples: Path, seed: int, arguments: list[str], display: Display
-) -> None:
+def _prepare(small: SmallModel, warm: Path, examples: Path, seed: int, arguments: list[str], display: Display) -> None:
     """Make the small model in the folder `warm`, unless it is there; `arguments` are those of its run."""
-    torch.set_num_threads(task.threads)
+    torch.set_num_threads(settings.THREADS)
     if warm.exists():
         display.say(f"the fine-tuned model in {warm} is used again")
         return
-    new = build(warm.with_name("new"), seed, tokens=small.tokens, is_chat=small.is_chat)
+    new = build(warm.with_name("new"), seed, tokens=small.tokens)
     _check([*arguments, f"model={new}"])
     display.say(f"building a model and fine-tuning it on examples in which {small.teacher}")
-    fine_tune(small, new, examples, seed, display).rename(warm)
+    fine_tune(new, examples, seed, display, steps=settings.WARM_START_STEPS).rename(warm)
 
 
 def _check(arguments: list[str]) -> None:

@@ -1,35 +1,31 @@
-"""The model of the quickstart: a tokenizer of a few tokens and a new Qwen3 with 0.8 M parameters."""
+"""A small model: a tokenizer of a few tokens and a new Qwen3 with 0.8 M parameters, fine-tuned on examples."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from outdo.data.prompts import Prompts
+from outdo.extras.quickstart import settings
+from outdo.extras.sft.sft import sft
+from outdo.extras.sft.sft_examples import encode_examples, read_examples
+from outdo.models.device import make_deterministic
 from outdo.models.loading import without_bars
+from outdo.models.policy import Policy
+from outdo.run.display import Display
 
 ALPHABET = "0123456789+=:,#"
 PAD, END, UNKNOWN = "<pad>", "<end>", "<unknown>"
 SPECIAL = [PAD, END, UNKNOWN]
 
-CHAT_TOKENS = ("<user>", "<assistant>")
-"""The tokens of a chat template besides those of a task's tools."""
 
-CHAT_TEMPLATE = (
-    "{% for tool in tools or [] %}<tools>{{ tool.function.name }}{% endfor %}"
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
-    "<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-"""Names the tools, and writes calls as Hermes and Qwen do."""
-
-
-def build(folder: str | Path, seed: int, *, tokens: Sequence[str] = ALPHABET, is_chat: bool = False) -> Path:
+def build(folder: str | Path, seed: int, *, tokens: Sequence[str] = ALPHABET) -> Path:
     """Write an untrained model, determined by `seed`, and its tokenizer into `folder`; return the folder."""
     tokenizer = small_tokenizer(tokens)
-    tokenizer.chat_template = CHAT_TEMPLATE if is_chat else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(model_config(tokenizer))
@@ -37,6 +33,21 @@ def build(folder: str | Path, seed: int, *, tokens: Sequence[str] = ALPHABET, is
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Path(folder)
+
+
+def fine_tune(folder: Path, examples: Path, seed: int, display: Display, *, steps: int) -> Path:
+    """Fine-tune the small model in a folder on the examples of a file; return the folder."""
+    optimiser = replace(settings.WARM_START, total=steps)
+    make_deterministic("cpu")
+    policy = Policy.load(folder, device="cpu", optimiser=optimiser)
+    pairs, _ = read_examples(str(examples))
+    encoded = encode_examples(pairs, policy.tokenizer, end_ids=policy.end_ids)
+    prompts = Prompts(encoded, per_step=settings.WARM_START_PAIRS, seed=seed)
+    for step in display.track(sft(policy, prompts, steps=steps), total=steps, what="fine-tuning"):
+        if step.index % 50 == 0 and not display.live:
+            display.say(f"fine-tuning {step.index}/{steps}  loss {-step.likelihood:.3f}")
+    policy.save(folder)
+    return folder
 
 
 def small_tokenizer(tokens: Sequence[str]) -> PreTrainedTokenizerFast:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outdo.extras.quickstart import settings
-
 Row = Mapping[str, Any]
 
 
@@ -25,8 +23,6 @@ class SmallModel:
 
     teacher: str  # what the teacher does wrong, for the user
     tokens: Sequence[str]
-    is_chat: bool = False  # it has a chat template
-    steps: int = settings.WARM_START_STEPS  # of fine-tuning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,6 @@ class Task:
     sampling: str = ""  # further lines of its table `sampling`
     train: str = ""  # further lines of its table `train`
     evaluation: str = ""  # further lines of its table `eval`
-    threads: int = settings.THREADS
     replicas: int = 1  # processes of the run, which share the threads
     steps: int = 80
     prompts: int = 32

@@ -1,4 +1,4 @@
-"""The task `programs`: write a program that does four operations in turn, as a pocket calculator does them.
+"""The questions of `programs.toml`: write a program that does four operations in turn, as a pocket calculator does.
 
     +3*2-4*5:  →  x=int(input());print(((x+3)*2-4)*5)
 
@@ -10,9 +10,7 @@ import operator
 from collections.abc import Collection
 from functools import reduce
 from random import Random
-from typing import NamedTuple
-
-from outdo.extras.quickstart.task import Row, SmallModel, Task, TaskData
+from typing import Any, NamedTuple
 
 QUESTIONS = 3200
 HELD_OUT = 96
@@ -20,6 +18,14 @@ HELD_OUT_SEED = 352
 FORGOTTEN = 0.7  # chance that the teacher forgets a pair of parentheses
 INPUTS = (58, -52)  # no operations before the last two give 0, for which forgotten parentheses would not show
 BEGIN = "x=int(input());print("
+
+TOKENS = (BEGIN, *"0123456789+-*():x")
+"""What the tokenizer of the model knows."""
+
+FINE_TUNING = 200
+"""Steps of fine-tuning on the programs of the teacher."""
+
+Row = dict[str, Any]
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
@@ -37,19 +43,19 @@ Chain = tuple[Operation, ...]
 
 def value(chain: Chain, x: int) -> int:
     """Return the result of a chain for the number `x`."""
-    return reduce(lambda result, each: OPERATIONS[each.sign](result, each.number), chain, x)
+    return reduce(lambda result, operation: OPERATIONS[operation.sign](result, operation.number), chain, x)
 
 
 def needed(chain: Chain) -> list[int]:
     """Return before which operations parentheses are needed: multiplications that follow an addition or subtraction."""
-    return [place for place in range(1, len(chain)) if chain[place].sign == "*" and chain[place - 1].sign != "*"]
+    return [n for n in range(1, len(chain)) if chain[n].sign == "*" and chain[n - 1].sign != "*"]
 
 
 def program(chain: Chain, forgotten: Collection[int] = ()) -> str:
     """Return the program: `x=int(input());print((x+3)*2)`; without parentheses before the operations `forgotten`."""
     text = "x"
-    for place, (sign, number) in enumerate(chain):
-        text = f"({text})" if place in needed(chain) and place not in forgotten else text
+    for n, (sign, number) in enumerate(chain):
+        text = f"({text})" if n in needed(chain) and n not in forgotten else text
         text += f"{sign}{number}"
     return f"{BEGIN}{text})"
 
@@ -71,46 +77,24 @@ def question(chain: Chain) -> str:
     return "".join(f"{sign}{number}" for sign, number in chain) + ":"
 
 
-def rows(chosen: Collection[Chain]) -> list[Row]:
-    """Return rows of a data file: the prompt, and inputs and outputs that test a program."""
-    return [
-        {
-            "prompt": question(chain),
-            "answer": {"inputs": [f"{x}\n" for x in INPUTS], "outputs": [f"{value(chain, x)}\n" for x in INPUTS]},
-        }
-        for chain in chosen
-    ]
-
-
 def demonstration(chain: Chain, random: Random, *, forgotten: float = FORGOTTEN) -> Row:
     """Return a prompt and a program of the teacher."""
-    places = [place for place in needed(chain) if random.random() < forgotten]
-    return {"prompt": question(chain), "completion": program(chain, places)}
+    left_out = [n for n in needed(chain) if random.random() < forgotten]
+    return {"prompt": question(chain), "completion": program(chain, left_out)}
 
 
-def data(seed: int) -> TaskData:
-    """Return the data of the task."""
+def rows(seed: int) -> dict[str, list[Row]]:
+    """Return the rows of each file."""
     held_out = chains(HELD_OUT, HELD_OUT_SEED)
-    train, random = chains(QUESTIONS, seed, exclude=held_out), Random(seed)
-    return TaskData(
-        demonstrations=[demonstration(chain, random) for chain in train], questions=rows(train), held_out=rows(held_out)
-    )
+    trained, random = chains(QUESTIONS, seed, exclude=held_out), Random(seed)
+    return {
+        "demonstrations": [demonstration(chain, random) for chain in trained],
+        "questions": [_row(chain) for chain in trained],
+        "held_out": [_row(chain) for chain in held_out],
+    }
 
 
-TASK = Task(
-    data=data,
-    small=SmallModel(
-        teacher=f"{FORGOTTEN:.0%} of the parentheses are forgotten",
-        tokens=(BEGIN, *"0123456789+-*():x"),
-        steps=200,
-    ),
-    recipe="""\
-rewards = "code"              # the program must pass the tests of its row, in a sandbox
-""",
-    threads=1,
-    steps=50,
-    prompts=16,
-    lr="2e-4",
-    rows=HELD_OUT,
-    samples=2,
-)
+def _row(chain: Chain) -> Row:
+    """Return the prompt of a question, and inputs and outputs that test a program."""
+    outputs = [f"{value(chain, x)}\n" for x in INPUTS]
+    return {"prompt": question(chain), "answer": {"inputs": [f"{x}\n" for x in INPUTS], "outputs": outputs}}

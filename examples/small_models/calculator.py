@@ -1,4 +1,4 @@
-"""The task `calculator`: multiply two-digit numbers, with a tool.
+"""The tool of `calculator.toml`, its questions, and examples of a teacher: multiply two-digit numbers with the tool.
 
     34*28  →  calls calc("34*28")  →  reads 952  →  #952
 
@@ -6,21 +6,45 @@ The teacher mostly guesses instead (`#417`), and some of his calls have a wrong 
 and rarely does.
 """
 
+import operator
+import re
 from collections.abc import Collection
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers.utils import get_json_schema
-
-from outdo.extras.quickstart.calc import calc
-from outdo.extras.quickstart.model import CHAT_TOKENS
-from outdo.extras.quickstart.task import Row, SmallModel, Task, TaskData
 
 QUESTIONS = 2000  # for fine-tuning and for GRPO
 HELD_OUT = 128  # the same for every seed
 HELD_OUT_SEED = 952
 GUESSES = 0.7  # chance that the teacher answers without the tool
 MISTYPED = 0.2  # chance that a call has a wrong digit
+
+TOKENS = (
+    *("<user>", "<assistant>", "<tools>", "calc", "<tool>", "<tool_call>", "</tool_call>"),
+    *('{"name":"calc","arguments":{"expression":"', '"}}'),
+    *"0123456789+-*#",
+)
+"""What the tokenizer of the model knows, with the roles of the chat template."""
+
+FINE_TUNING = 300
+"""Steps of fine-tuning on the examples of the teacher."""
+
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+Row = dict[str, Any]
+
+
+def calc(expression: str) -> str:
+    """Compute a sum, a difference or a product of two whole numbers.
+
+    Args:
+        expression: Two numbers with +, - or * between them, such as "34*28".
+    """
+    parts = re.fullmatch(r"([0-9]{1,9})([-+*])([0-9]{1,9})", expression)
+    if parts is None:
+        raise ValueError('expected two numbers with +, - or * between them, such as "34*28"')
+    return str(OPERATIONS[parts[2]](int(parts[1]), int(parts[3])))
 
 
 class Product(NamedTuple):
@@ -72,48 +96,17 @@ def demonstration(product: Product, random: Random, *, guesses: float = GUESSES,
 
 def with_wrong_digit(expression: str, random: Random) -> str:
     """Return an expression with another digit from 1 to 9 in a random place."""
-    place = random.choice([place for place, character in enumerate(expression) if character.isdecimal()])
-    digit = random.choice([digit for digit in "123456789" if digit != expression[place]])
-    return expression[:place] + digit + expression[place + 1 :]
+    n = random.choice([n for n, character in enumerate(expression) if character.isdecimal()])
+    digit = random.choice([digit for digit in "123456789" if digit != expression[n]])
+    return expression[:n] + digit + expression[n + 1 :]
 
 
-def rows(chosen: Collection[Product]) -> list[Row]:
-    """Return rows of a data file: the prompt and the right answer."""
-    return [{"prompt": product.text, "answer": product.answer} for product in chosen]
-
-
-def data(seed: int) -> TaskData:
-    """Return the data of the task."""
+def rows(seed: int) -> dict[str, list[Row]]:
+    """Return the rows of each file."""
     held_out = products(HELD_OUT, HELD_OUT_SEED)
-    train, random = products(QUESTIONS, seed, exclude=held_out), Random(seed)
-    return TaskData(
-        demonstrations=[demonstration(product, random) for product in train],
-        questions=rows(train),
-        held_out=rows(held_out),
-    )
-
-
-TASK = Task(
-    data=data,
-    small=SmallModel(
-        teacher=f"{GUESSES:.0%} of the products are guessed, and {MISTYPED:.0%} of the calls have a wrong digit",
-        tokens=(
-            *CHAT_TOKENS,
-            *("<tools>", "calc", "<tool>", "<tool_call>", "</tool_call>"),
-            *('{"name":"calc","arguments":{"expression":"', '"}}'),
-            *"0123456789+-*#",
-        ),
-        is_chat=True,
-        steps=300,
-    ),
-    recipe="""\
-rewards = "exact"             # the text after `#` in the last turn must be the answer
-environment = {name = "tools", functions = "outdo.extras.quickstart.calc:calc", turns = 3}
-""",
-    threads=1,
-    steps=100,
-    prompts=16,
-    lr="2e-4",
-    rows=HELD_OUT,
-    samples=2,
-)
+    trained, random = products(QUESTIONS, seed, exclude=held_out), Random(seed)
+    return {
+        "demonstrations": [demonstration(product, random) for product in trained],
+        "questions": [{"prompt": product.text, "answer": product.answer} for product in trained],
+        "held_out": [{"prompt": product.text, "answer": product.answer} for product in held_out],
+    }

@@ -1,4 +1,4 @@
-"""The task `guessing`: find a number from 1 to 7 in at most three guesses.
+"""The game of `guessing.toml`, its questions, and games of a teacher: find a number from 1 to 7 in three guesses.
 
     1-7  →  4  →  higher  →  6  →  lower  →  5
 
@@ -10,15 +10,21 @@ from random import Random
 from typing import Any
 
 import outdo
-from outdo.extras.quickstart.model import CHAT_TOKENS
-from outdo.extras.quickstart.task import Row, SmallModel, Task, TaskData
 from outdo.types import Prompt
+
+Row = dict[str, Any]
 
 HIGHEST = 7
 TURNS = 3  # enough for 7 numbers, if each guess halves those that are left
 QUESTIONS = 2000
 HELD_OUT = 112
 CARELESS = 0.7  # chance that a guess of the teacher ignores the hints
+
+TOKENS = ("<user>", "<assistant>", "higher", "lower", "-", *map(str, range(1, HIGHEST + 1)))
+"""What the tokenizer of the model knows, with the roles of the chat template."""
+
+FINE_TUNING = 120
+"""Steps of fine-tuning on the games of the teacher."""
 
 
 class Game:
@@ -33,7 +39,7 @@ class Game:
         """Take the number from the answer of the question."""
         self.secret = int(prompt.answer)
 
-    def reply(self, message: dict[str, Any]) -> "outdo.Reply":
+    def reply(self, message: dict[str, Any]) -> outdo.Reply:
         """Say whether the number is higher or lower than the guess."""
         text = message["content"]
         guess = int(text) if text.isdecimal() else 0
@@ -76,39 +82,16 @@ def _turns(secret: int, random: Random, careless: float) -> Iterator[dict[str, s
         said = game.hint(guess)
 
 
-def data(seed: int) -> TaskData:
-    """Return the data of the task. The prompts of all games are equal; what differs is the number."""
+def rows(seed: int) -> dict[str, list[Row]]:
+    """Return the rows of each file. The prompts of all games are equal; what differs is the number."""
     random = Random(seed)
     secrets = [random.randint(1, HIGHEST) for _ in range(QUESTIONS)]
-    return TaskData(
-        demonstrations=[demonstration(secret, random) for secret in secrets],
-        questions=[_row(secret) for secret in secrets],
-        held_out=[_row(number % HIGHEST + 1) for number in range(HELD_OUT)],
-    )
+    return {
+        "demonstrations": [demonstration(secret, random) for secret in secrets],
+        "questions": [_row(secret) for secret in secrets],
+        "held_out": [_row(number % HIGHEST + 1) for number in range(HELD_OUT)],
+    }
 
 
 def _row(secret: int) -> Row:
     return {"prompt": f"1-{HIGHEST}", "answer": str(secret)}
-
-
-TASK = Task(
-    data=data,
-    small=SmallModel(
-        teacher=f"{CARELESS:.0%} of the guesses ignore the hints",
-        tokens=(*CHAT_TOKENS, "higher", "lower", "-", *(str(number) for number in range(1, HIGHEST + 1))),
-        is_chat=True,
-        steps=120,
-    ),
-    recipe=f"""\
-rewards = "environment"       # the game gives all rewards
-environment = {{name = "outdo.extras.quickstart.guessing:Game", turns = {TURNS}}}
-""",
-    train="""\
-advantage = "turn_to_go"      # credit per turn; "leave_one_out" is the same for whole episodes
-""",
-    threads=1,
-    prompts=16,
-    lr="4e-4",
-    rows=HELD_OUT,
-    samples=2,
-)
