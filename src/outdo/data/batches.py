@@ -32,8 +32,8 @@ class Mixture(Prompts[Item]):
         self.sources = [
             source
             if isinstance(source, Prompts)
-            else Prompts(source, per_step=per_step, seed=seed, shuffle=shuffle, name=str(place))
-            for place, source in enumerate(sources)
+            else Prompts(source, per_step=per_step, seed=seed, shuffle=shuffle, name=str(index))
+            for index, source in enumerate(sources)
         ]
         everything = Joined([source.prompts for source in self.sources])
         super().__init__(everything, per_step=per_step, seed=seed, shuffle=shuffle)
@@ -43,8 +43,8 @@ class Mixture(Prompts[Item]):
         """Return the next `count` prompts of the mixture."""
         chosen = self._choose(self.position, [source.position for source in self.sources], count)
         self.position += count
-        own = [iter(source.take(chosen.count(place))) for place, source in enumerate(self.sources)]
-        return [next(own[place]) for place in chosen]
+        iterators = [iter(source.take(chosen.count(index))) for index, source in enumerate(self.sources)]
+        return [next(iterators[index]) for index in chosen]
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Tell all sources the answers to some prompts."""
@@ -57,8 +57,8 @@ class Mixture(Prompts[Item]):
 
     def state(self) -> dict[str, Any]:
         """Return the number of prompts that have been taken, and the states of sources that have more than that."""
-        states = {str(place): source.state() for place, source in enumerate(self.sources)}
-        more = {place: state for place, state in states.items() if state.keys() > {"position"}}
+        states = {str(index): source.state() for index, source in enumerate(self.sources)}
+        more = {index: state for index, state in states.items() if state.keys() > {"position"}}
         return {**super().state(), **({"sources": more} if more else {})}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -66,17 +66,17 @@ class Mixture(Prompts[Item]):
         super().load_state(state)
         chosen = self._choose(0, [0] * len(self.sources), self.position)
         more = state.get("sources", {})
-        for place, source in enumerate(self.sources):
-            source.load_state(more.get(str(place), {"position": chosen.count(place)}))
+        for index, source in enumerate(self.sources):
+            source.load_state(more.get(str(index), {"position": chosen.count(index)}))
 
     def _choose(self, position: int, taken: Sequence[int], count: int) -> list[int]:
         """Return the sources of `count` prompts after the first `position`, of which each source has given `taken`."""
-        given, chosen = list(taken), list[int]()
+        counts, chosen = list(taken), list[int]()
         for total in range(position + 1, position + count + 1):
-            lacking = [share * total - own for share, own in zip(self.shares, given, strict=True)]
-            place = lacking.index(max(lacking))
-            given[place] += 1
-            chosen.append(place)
+            lacking = [share * total - drawn for share, drawn in zip(self.shares, counts, strict=True)]
+            index = lacking.index(max(lacking))
+            counts[index] += 1
+            chosen.append(index)
         return chosen
 
 
@@ -92,10 +92,10 @@ def in_batches(
         return Prompts(prompts, **how)
     sources = _sources(prompts, questions)
     made = [
-        _levels(source, questions, place, number=f"{place + 1}" if len(sources) > 1 else "", **how)
-        if place in questions.curricula
-        else Prompts(source, name=f"{place}", **how)
-        for place, source in enumerate(sources)
+        _levels(source, questions, index, number=f"{index + 1}" if len(sources) > 1 else "", **how)
+        if index in questions.curricula
+        else Prompts(source, name=f"{index}", **how)
+        for index, source in enumerate(sources)
     ]
     return Mixture(made, questions.weights, **how) if questions.weights else made[0]
 
@@ -107,18 +107,18 @@ def _sources(prompts: Sequence[Prompt], questions: Questions) -> Sequence[Sequen
     else:
         source_of = {question.id: question.source for question in questions.train}
         places = range(len(questions.weights) or 1)
-        sources = [[prompt for prompt in prompts if source_of[prompt.id] == place] for place in places]
-    if empty := [place + 1 for place, source in enumerate(sources) if not source]:
-        raise UserError([f"data.path[{place}]: no question of this file is left to train on" for place in empty])
+        sources = [[prompt for prompt in prompts if source_of[prompt.id] == index] for index in places]
+    if empty := [index + 1 for index, source in enumerate(sources) if not source]:
+        raise UserError([f"data.path[{index}]: no question of this file is left to train on" for index in empty])
     return sources
 
 
-def _levels(prompts: Sequence[Prompt], questions: Questions, place: int, *, number: str, **how: Any) -> Curriculum:
+def _levels(prompts: Sequence[Prompt], questions: Questions, index: int, *, number: str, **how: Any) -> Curriculum:
     """Return the curriculum of a source."""
-    curriculum = questions.curricula[place]
-    level_of = {question.id: question.level for question in questions.train if question.source == place}
+    curriculum = questions.curricula[index]
+    level_of = {question.id: question.level for question in questions.train if question.source == index}
     wanted = curriculum.levels or sorted({level for level in level_of.values() if level is not None})
-    levels = {level: [each for each in prompts if level_of[each.id] == level] for level in wanted}
+    levels = {level: [prompt for prompt in prompts if level_of[prompt.id] == level] for level in wanted}
     if empty := [level for level, source in levels.items() if not source]:
         raise UserError([f"data.path: no question of level {level} is left to train on" for level in empty])
     return Curriculum(levels, window=curriculum.window, threshold=curriculum.threshold, number=number, **how)

@@ -71,7 +71,7 @@ class Curriculum(Prompts[Prompt]):
 
     def metrics(self, questions: Sequence[Prompt]) -> dict[str, float]:
         """Return the mean level of the questions of a step, if there are some of this curriculum."""
-        levels = [self._level_of[each.id] for each in questions if each.id in self._level_of]
+        levels = [self._level_of[prompt.id] for prompt in questions if prompt.id in self._level_of]
         name = f"data/level/{self.number}" if self.number else "data/level"
         return {name: sum(levels) / len(levels)} if levels else {}
 
@@ -94,7 +94,7 @@ def _verdicts(groups: Sequence[Group]) -> list[list[bool]]:
     Raises `RewardError` if there are scored answers, and no verdict.
     """
     scored = [[rollout.right for rollout in group.rollouts if rollout.scored] for group in groups]
-    verdicts = [[right for right in each if right is not None] for each in scored]
+    verdicts = [[right for right in of_question if right is not None] for of_question in scored]
     if any(scored) and not any(verdicts):
         raise RewardError("data.path: a curriculum counts right answers, and no reward tells what is right")
     return verdicts

@@ -96,11 +96,11 @@ def read_rows(
     it cannot be read at all; single rows that cannot be read become `Rows.faults`.
     """
     if isinstance(path, str):
-        found = records_of(path, pinned)
+        records = records_of(path, pinned)
     else:
-        path, found = "the rows", Records(path)
-    if found is not None:
-        rows = enumerate(islice(found.rows, limit), 1)
+        path, records = "the rows", Records(path)
+    if records is not None:
+        rows = enumerate(islice(records.rows, limit), 1)
         parsed: list[Parsed] = [check_row(number, row) for number, row in rows]
         digest = hashlib.sha256(repr(parsed).encode("utf-8", "backslashreplace")).hexdigest()
     else:
@@ -118,7 +118,7 @@ def read_rows(
         values=dict(row for row in parsed if not isinstance(row, Fault)),
         faults=tuple(row for row in parsed if isinstance(row, Fault)),
         fingerprint=digest,
-        commits=found.commits if found else {},
+        commits=records.commits if records else {},
     )
 
 

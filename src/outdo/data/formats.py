@@ -41,7 +41,7 @@ def messages_of(value: Any) -> tuple[Message, ...]:
 
 def is_conversation(value: Any) -> bool:
     """Return whether `value` is meant as a list of messages; `messages_of` may still find a fault in it."""
-    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(each, Mapping) for each in value)
+    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(message, Mapping) for message in value)
 
 
 def text_of(value: Any) -> Text:
@@ -59,10 +59,10 @@ def alpaca_prompt(row: Row) -> str | None:
 
     Alpaca (Taori et al. 2023) has this text in `input`, where it may be empty, and Dolly in `context`.
     """
-    instruction, given = row.get("instruction"), row.get("input") or row.get("context")
-    if not isinstance(instruction, str) or not isinstance(given, str) or not given.strip():
+    instruction, context = row.get("instruction"), row.get("input") or row.get("context")
+    if not isinstance(instruction, str) or not isinstance(context, str) or not context.strip():
         return None
-    return f"{instruction}\n\n{given}"
+    return f"{instruction}\n\n{context}"
 
 
 def truth_of(value: Any) -> bool | None:
@@ -78,10 +78,10 @@ def label_of(row: Row) -> bool | None:
 def arguments_of(value: Any) -> Any:
     """Return the arguments of a call as an object; text that is no JSON of one, and any other value, stays as it is."""
     try:
-        found = from_json(value, allow_inf_nan=False) if isinstance(value, str) else value
+        arguments = from_json(value, allow_inf_nan=False) if isinstance(value, str) else value
     except ValueError:
         return value
-    return found if isinstance(found, Mapping) else value
+    return arguments if isinstance(arguments, Mapping) else value
 
 
 def tools_of(row: Row) -> tuple[Mapping[str, Any], ...]:
@@ -93,7 +93,7 @@ def tools_of(row: Row) -> tuple[Mapping[str, Any], ...]:
     value = row.get("tools")
     try:
         value = json.loads(value) if isinstance(value, str) and value.strip() else value
-        tools = [json.loads(each) if isinstance(each, str) else each for each in value or ()]
+        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in value or ()]
     except (TypeError, ValueError):
         tools = [None]
     if not all(isinstance(tool, Mapping) for tool in tools):

@@ -89,19 +89,19 @@ def short_enough(
     are_some = False
     too_long = array("Q")
     refused: list[str] = []
-    for place, question in enumerate(track(questions)):
+    for index, question in enumerate(track(questions)):
         try:
             prompt = encode(question)
         except ModelError as error:
             refused.append(str(error))
             continue
         if max_tokens is not None and len(prompt.token_ids) > max_tokens:
-            too_long.append(place)
+            too_long.append(index)
         else:
             are_some = True
-            yield place, prompt
+            yield index, prompt
     if overlong == "refuse" or not are_some:
-        refused += [_too_long(encode(questions[place]), max_tokens) for place in too_long]
+        refused += [_too_long(encode(questions[index]), max_tokens) for index in too_long]
     if refused:
         raise UserError(shorten(refused, "questions"))
 

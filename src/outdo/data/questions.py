@@ -127,9 +127,9 @@ def _refuse_images(rows: Rows) -> None:
     for name in IMAGE_COLUMNS:
         with_images = [number for number, row in rows.values.items() if row.get(name)]
         if with_images:
-            found = f'{len(with_images):,} of {counted(len(rows.values), "question")} have images (column "{name}"'
+            images = f'{len(with_images):,} of {counted(len(rows.values), "question")} have images (column "{name}"'
             why = "outdo trains models that read text: leave these rows out, or remove the column"
-            raise UserError([f"{rows.source}: {found}, the first in row {with_images[0]}); {why}"])
+            raise UserError([f"{rows.source}: {images}, the first in row {with_images[0]}); {why}"])
 
 
 def _ratings(rows: Rows) -> tuple[str, ...]:
@@ -143,7 +143,8 @@ def _ends_with_answer(rows: Rows, column: str | None) -> bool:
     if column not in (*CONVERSATION_COLUMNS, "chosen"):
         return False
     conversations = (row[column] for row in rows.values.values() if is_conversation(row.get(column)))
-    return any("assistant" in each[-1].values() or "gpt" in each[-1].values() for each in conversations)
+    last_messages = [conversation[-1].values() for conversation in conversations]
+    return any("assistant" in values or "gpt" in values for values in last_messages)
 
 
 def to_questions(rows: Rows, columns: Columns, *, matchers: Matchers = NO_MATCHERS) -> tuple[Question, ...]:

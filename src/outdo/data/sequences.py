@@ -10,7 +10,7 @@ Item = TypeVar("Item", covariant=True)
 class Lazy(Sequence[Item]):
     """A sequence whose items are made when they are asked for. A slice of it is a list."""
 
-    def make(self, place: int) -> Item:
+    def make(self, index: int) -> Item:
         """Return the item at a place from 0 to the length."""
         raise NotImplementedError
 
@@ -26,7 +26,7 @@ class Lazy(Sequence[Item]):
 
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
         if isinstance(index, slice):
-            return [self.make(place) for place in range(len(self))[index]]
+            return [self.make(n) for n in range(len(self))[index]]
         return self.make(range(len(self))[index])
 
 
@@ -44,7 +44,7 @@ class Joined(Lazy[Item]):
         for part in self.parts:
             yield from part
 
-    def make(self, place: int) -> Item:
+    def make(self, index: int) -> Item:
         """Return the item at a place from the sequence that has it."""
-        number = next(number for number, end in enumerate(self._ends) if place < end)
-        return self.parts[number][place - self._ends[number]]
+        number = next(number for number, end in enumerate(self._ends) if index < end)
+        return self.parts[number][index - self._ends[number]]

@@ -68,8 +68,8 @@ def load_questions(recipe: Recipe, pinned: Mapping[str, str] | None = None) -> Q
     data = recipe.data
     mistakes: list[str] = []
     rates: Mapping[str, PassRate] = {}
-    found = _read_sources(recipe, pinned, mistakes)
-    by_key, fingerprints, notes = found.questions, found.fingerprints, found.notes
+    sources = _read_sources(recipe, pinned, mistakes)
+    by_key, fingerprints, notes = sources.questions, sources.fingerprints, sources.notes
     if data.select is not None:
         with _collect_mistakes(mistakes, "data.select"):
             rates, fingerprints["data.select"] = pass_rates.load(data.select.file)
@@ -81,11 +81,12 @@ def load_questions(recipe: Recipe, pinned: Mapping[str, str] | None = None) -> Q
         notes.append(_environments_note(recipe, environments, by_key["data.path"]))
     train, held_out = _split(data, by_key, recipe.seed)
     if data.select is not None:
-        kept = select(train, rates, data.select)
+        selected = select(train, rates, data.select)
         notes.append(
-            f"data.select: {len(kept):,} of {counted(len(train), 'training question')} kept: {_range_text(data.select)}"
+            f"data.select: {len(selected):,} of {counted(len(train), 'training question')} kept: "
+            f"{_range_text(data.select)}"
         )
-        train = kept
+        train = selected
     weights = tuple(source.weight for source in data.path if source.weight is not None)
     return Questions(
         train=train if isinstance(train, Lazy) else tuple(train),
@@ -93,9 +94,9 @@ def load_questions(recipe: Recipe, pinned: Mapping[str, str] | None = None) -> Q
         fingerprints=fingerprints,
         notes=(*notes, *_mixture_note(data.path)),
         weights=weights,
-        commits=found.commits,
+        commits=sources.commits,
         sets=_sets(data, held_out),
-        curricula={place: each.curriculum for place, each in enumerate(data.path) if each.curriculum is not None},
+        curricula={index: file.curriculum for index, file in enumerate(data.path) if file.curriculum is not None},
     )
 
 
@@ -114,19 +115,19 @@ def _read_sources(recipe: Recipe, pinned: Mapping[str, str] | None, mistakes: li
     data = recipe.data
     matchers = reference_checks([reward.name for reward in recipe.rewards])
     parts: dict[str, list[Sequence[Question]]] = {"data.path": [], "data.eval_path": []}
-    found = _Sources({})
+    sources = _Sources({})
     for file in _files(data, mistakes):
         with _collect_mistakes(mistakes, file.name):
             streams = file.key == "data.path" and data.path[file.source].streaming
             read = _stream if streams else _read
             questions, rows, notes = read(recipe, file, pinned, matchers)
             parts[file.key].append(questions)
-            found.fingerprints[file.name] = rows.fingerprint
-            found.commits |= rows.commits
-            commit = "".join(f"; commit {each}" for each in rows.commits.values())
-            found.notes += [f"{file.name}: {notes[0]}{commit}", *notes[1:]]
-    found.questions = {key: _joined(each) for key, each in parts.items()}
-    return found
+            sources.fingerprints[file.name] = rows.fingerprint
+            sources.commits |= rows.commits
+            commit = "".join(f"; commit {commit_of_file}" for commit_of_file in rows.commits.values())
+            sources.notes += [f"{file.name}: {notes[0]}{commit}", *notes[1:]]
+    sources.questions = {key: _joined(questions) for key, questions in parts.items()}
+    return sources
 
 
 def _read(
@@ -207,16 +208,16 @@ def _files(data: Data, mistakes: list[str]) -> Iterator[_File]:
     keys = [("data.path", None, [source.path for source in data.path])]
     keys += [("data.eval_path", name, paths) for name, paths in by_set(data.eval_path or ()).items()]
     for key, of_set, paths in keys:
-        for place, path in enumerate(paths):
-            number = f"{place + 1}" if len(paths) > 1 else ""
+        for index, path in enumerate(paths):
+            number = f"{index + 1}" if len(paths) > 1 else ""
             file = _File(
                 key=key,
                 name=key + (f".{of_set}" if of_set else "") + (f"[{number}]" if number else ""),
                 path=path,
                 prefix=(f"{of_set}:" if of_set else "") + (f"{number}:" if number else ""),
-                source=place,
+                source=index,
             )
-            curriculum = data.path[place].curriculum if key == "data.path" else None
+            curriculum = data.path[index].curriculum if key == "data.path" else None
             with _collect_mistakes(mistakes, file.name):
                 yield from _levels(file, curriculum)
 
@@ -243,7 +244,7 @@ def _levels(file: _File, curriculum: CurriculumSection | None) -> list[_File]:
 
 def _sets(data: Data, held_out: Sequence[Question]) -> dict[str, str]:
     """Return the name of the set of each held-out question, by its id, which begins with it; nothing without names."""
-    has_names = any(each.set for each in data.eval_path or ())
+    has_names = any(file.set for file in data.eval_path or ())
     return {question.id: question.id.partition(":")[0] for question in held_out} if has_names else {}
 
 
@@ -272,8 +273,10 @@ def select(questions: Sequence[Question], rates: Mapping[str, PassRate], by: Sel
     """
     unrated = [question for question in questions if question.id not in rates]
     rated = [question for question in questions if question.id in rates]
-    changed = [each for each in rated if rates[each.id].fingerprint != pass_rates.fingerprint(each.text)]
-    kept = [each for each in rated if by.low <= rates[each.id].pass_rate <= by.high]
+    changed = [
+        question for question in rated if rates[question.id].fingerprint != pass_rates.fingerprint(question.text)
+    ]
+    selected = [question for question in rated if by.low <= rates[question.id].pass_rate <= by.high]
     mistakes = [
         f"data.select: {len(faulty):,} of {counted(len(questions), 'training question')} {fault} in {by.file}; "
         f"the first is question {faulty[0].id}{why}"
@@ -283,12 +286,12 @@ def select(questions: Sequence[Question], rates: Mapping[str, PassRate], by: Sel
         )
         if faulty
     ]
-    if not mistakes and not kept:
+    if not mistakes and not selected:
         everything = counted(len(questions), "training question")
         mistakes.append(f"data.select: none of the {everything} is left: {_range_text(by)}")
     if mistakes:
         raise UserError(mistakes)
-    return kept
+    return selected
 
 
 def _range_text(by: Selection) -> str:

@@ -42,7 +42,7 @@ class StoredRows(Protocol):
         """Read all rows from the first on."""
         ...
 
-    def __getitem__(self, place: int) -> Parsed:
+    def __getitem__(self, index: int) -> Parsed:
         """Read the row at a place; 0 is the first."""
         ...
 
@@ -54,12 +54,12 @@ def open_rows(path: str, *, limit: int | None = None, pinned: Mapping[str, str] 
 
     Raises `UserError` if there is no such file, if it has another format, or if it holds no rows.
     """
-    found = records_of(path, pinned)
-    suffix = "" if found is not None else format_of(path)
+    records = records_of(path, pinned)
+    suffix = "" if records is not None else format_of(path)
     if suffix == ".parquet":
-        found = read_records(STREAMED_PARQUET, path)
-    if found is not None and not isinstance(found.rows, Iterator):  # what is generated has no rows on disk
-        rows = TableRows(path, found, limit)
+        records = read_records(STREAMED_PARQUET, path)
+    if records is not None and not isinstance(records.rows, Iterator):  # what is generated has no rows on disk
+        rows = TableRows(path, records, limit)
     elif suffix == ".jsonl":
         rows = LineRows(path, limit)
     else:
@@ -108,13 +108,13 @@ class LineRows:
     def __iter__(self) -> Iterator[Parsed]:
         with self._opened() as file:
             self._check_unchanged(file)
-            for place in range(len(self)):
-                yield self._read(file, place)
+            for index in range(len(self)):
+                yield self._read(file, index)
 
-    def __getitem__(self, place: int) -> Parsed:
+    def __getitem__(self, index: int) -> Parsed:
         with self._opened() as file:
             self._check_unchanged(file)
-            return self._read(file, place)
+            return self._read(file, index)
 
     def _opened(self) -> BinaryIO:
         try:
@@ -126,22 +126,22 @@ class LineRows:
         if _state_of(file) != self._state:
             raise UserError([f"{self.source}: the file has changed since the run read it first"])
 
-    def _read(self, file: BinaryIO, place: int) -> Parsed:
-        file.seek(self._starts[place])
-        return parse_line(self._numbers[place], file.read(self._lengths[place]).rstrip(b"\n"))
+    def _read(self, file: BinaryIO, index: int) -> Parsed:
+        file.seek(self._starts[index])
+        return parse_line(self._numbers[index], file.read(self._lengths[index]).rstrip(b"\n"))
 
 
 class TableRows:
     """The first rows of a table that `datasets` maps into memory: the system keeps of it what it has room for."""
 
-    def __init__(self, source: str, found: Records, limit: int | None = None) -> None:
+    def __init__(self, source: str, records: Records, limit: int | None = None) -> None:
         self.source = source
-        self.commits: Mapping[str, str] = found.commits
-        self.table = table = cast("Sequence[Mapping[str, Any]]", found.rows)
+        self.commits: Mapping[str, str] = records.commits
+        self.table = table = cast("Sequence[Mapping[str, Any]]", records.rows)
         self._length = len(table) if limit is None else min(limit, len(table))
         digest = hashlib.sha256(b"[")
-        for place, row in enumerate(self):
-            digest.update((", " * bool(place) + repr(row)).encode("utf-8", "backslashreplace"))
+        for index, row in enumerate(self):
+            digest.update((", " * bool(index) + repr(row)).encode("utf-8", "backslashreplace"))
         digest.update(b"]")
         self.fingerprint = digest.hexdigest()
 
@@ -151,11 +151,11 @@ class TableRows:
     def __iter__(self) -> Iterator[Parsed]:
         return (check_row(number, row) for number, row in enumerate(islice(self.table, self._length), 1))
 
-    def __getitem__(self, place: int) -> Parsed:
-        return check_row(place + 1, self.table[place])
+    def __getitem__(self, index: int) -> Parsed:
+        return check_row(index + 1, self.table[index])
 
 
 def _state_of(file: BinaryIO) -> tuple[int, ...]:
     """Return what differs if a file was written again, or replaced by another one."""
-    found = os.fstat(file.fileno())
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -26,9 +26,9 @@ class StreamedPrompts(Lazy[Prompt]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def make(self, place: int) -> Prompt:
+    def make(self, index: int) -> Prompt:
         """Read and tokenise the question at a place."""
-        return self.encode(self.questions[self.places[place]])
+        return self.encode(self.questions[self.places[index]])
 
     def by_id(self, own_id: str) -> Prompt:
         """Read and tokenise the question with an id. Raises KeyError if there is none."""
@@ -50,5 +50,5 @@ def stream_prompts(
     """Tokenise each question once, to find those that are too long; see `tokenise`. The others are not kept."""
     how = {"template": template, "system": system, "special_tokens": special_tokens, "tools": tools}
     encode = partial(prompt_of, tokenizer=tokenizer, **how)
-    found = short_enough(questions, encode, max_tokens, overlong=overlong, track=track)
-    return StreamedPrompts(questions, array("Q", (place for place, _ in found)), encode)
+    prompts = short_enough(questions, encode, max_tokens, overlong=overlong, track=track)
+    return StreamedPrompts(questions, array("Q", (index for index, _ in prompts)), encode)

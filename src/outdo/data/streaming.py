@@ -39,16 +39,16 @@ class StreamedQuestions(Lazy[Question]):
     def __iter__(self) -> Iterator[Question]:
         return map(self._question, self.rows)
 
-    def make(self, place: int) -> Question:
+    def make(self, index: int) -> Question:
         """Read the question at a place."""
-        return self._question(self.rows[place])
+        return self._question(self.rows[index])
 
     def by_id(self, own_id: str) -> Question:
         """Read the question with an id. Raises KeyError if there is none."""
         wanted = hash_of(own_id.removeprefix(self.prefix))
         first, last = (int(self._hashes.searchsorted(wanted, side)) for side in ("left", "right"))
-        for place in self._sorted[first:last].tolist():
-            if (question := self.make(place)).id == own_id:
+        for index in self._sorted[first:last].tolist():
+            if (question := self.make(index)).id == own_id:
                 return question
         raise KeyError(own_id)
 
@@ -68,12 +68,12 @@ def stream_questions(
     """
     faults, more = list[Fault](), 0
     hashes = numpy.zeros(len(rows), dtype=numpy.uint64)
-    for place, parsed in enumerate(rows):
+    for index, parsed in enumerate(rows):
         if isinstance(parsed, Fault):
             of_row = [parsed]
         else:
             number, row = parsed
-            hashes[place] = hash_of(id_of(number, row))
+            hashes[index] = hash_of(id_of(number, row))
             _, reasons = read_question(number, row, columns, matchers)
             of_row = [Fault(number, reason) for reason in dict.fromkeys(reasons)]
         more += len(of_row[MAX_SHOWN - len(faults) :])
@@ -81,7 +81,7 @@ def stream_questions(
     if not faults:
         again, first = repeated(hashes)
         shown = zip(again[:MAX_SHOWN].tolist(), first[:MAX_SHOWN].tolist(), strict=True)
-        faults = [_same_id(rows, place, earlier) for place, earlier in shown]
+        faults = [_same_id(rows, index, earlier) for index, earlier in shown]
         more = len(again) - len(faults)
     if faults:
         others = [f"{rows.source}: and {counted(more, 'more fault')} like these"] if more else []
@@ -102,8 +102,8 @@ def repeated(hashes: NDArray[numpy.uint64]) -> tuple[NDArray[numpy.intp], NDArra
     return again, places[again]
 
 
-def _same_id(rows: StoredRows, place: int, earlier: int) -> Fault:
-    number, row = _whole(rows[place])
+def _same_id(rows: StoredRows, index: int, earlier: int) -> Fault:
+    number, row = _whole(rows[index])
     return Fault(number, same_id(id_of(number, row), _whole(rows[earlier])[0]))
 
 
