@@ -73,11 +73,11 @@ class Answering:
     def _say_notes(self, questions: Sequence[Question], policy: Policy) -> None:
         """Print what the chat template does with messages that nobody would expect, beside what the command prints."""
         tools_in = tools_of(self.environment)
-        found: dict[str, list[str]] = {}
+        notes: dict[str, list[str]] = {}
         for question in questions:
             messages, tools = with_system(question.text, self.system), tools_in(question.columns)
-            found[question.id] = conversation_notes(policy.tokenizer, messages, [*tools, *question.tools])
-        for sentence in template_does(found):
+            notes[question.id] = conversation_notes(policy.tokenizer, messages, [*tools, *question.tools])
+        for sentence in template_does(notes):
             print_line(Console(stderr=True), f"note: {sentence}")
 
 

@@ -62,9 +62,9 @@ Limit = Annotated[int | None, typer.Option(min=1, help="use only this many quest
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
-def option_names(given: Mapping[str, bool]) -> list[str]:
+def option_names(options: Mapping[str, bool]) -> list[str]:
     """Return the names of the options that are given, to pass them on to another process."""
-    return [name for name, is_given in given.items() if is_given]
+    return [name for name, is_given in options.items() if is_given]
 
 
 def recipe_and_overrides(settings: list[str] | None) -> tuple[Path | None, list[str]]:

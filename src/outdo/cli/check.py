@@ -25,13 +25,13 @@ def command(
     strict: Annotated[bool, typer.Option("--strict", help="exit with status 1 if there are warnings")] = False,
 ) -> int:
     """Check a recipe and print the report; return the exit status."""
-    given, console = recipe_of(settings, begins=True), Console()
-    recipe = with_replicas(given)
+    written, console = recipe_of(settings, begins=True), Console()
+    recipe = with_replicas(written)
     with progress("checking the recipe", console=console):
         report = check(recipe, render=prompt_renderer(recipe), probe=probe_machine, references=REFERENCES)
     report = replace(
         report,
-        errors=[*report.errors, *taken_folder(given)],
+        errors=[*report.errors, *taken_folder(written)],
         notes=[*replica_notes(recipe), *report.notes],
     )
     show(report, console)

@@ -169,8 +169,8 @@ def _results(
     reward: WeightedSum,
 ) -> Results:
     """Evaluate each model on each data set."""
-    found = {source.name: _evaluations(source, tasks, arguments, engines[source.name], reward) for source in sources}
-    return {data: {name: each[data] for name, each in found.items()} for data in tasks}
+    by_model = {source.name: _evaluations(source, tasks, arguments, engines[source.name], reward) for source in sources}
+    return {data: {name: evaluations[data] for name, evaluations in by_model.items()} for data in tasks}
 
 
 def _engines(sources: Sequence[ModelRef], arguments: EvalArguments) -> dict[str, Piece]:
@@ -300,7 +300,7 @@ def _rewards(arguments: EvalArguments, recipe: Recipe | None) -> tuple[list[Any]
     if recipe is None or arguments.rewards:
         if faults := [f"--rewards: {fault}" for fault in map(fault_of_toml, arguments.rewards) if fault]:
             raise UserError(faults)
-        return [read_value(each) for each in arguments.rewards] or list(REWARDS), arguments.right
+        return [read_value(written) for written in arguments.rewards] or list(REWARDS), arguments.right
     rewards = [{**spec, "weight": weight} for spec, weight in recipe.reward_functions]
     if not rewards:
         raise UserError(["eval: the run has reward models only; --rewards NAME scores the answers"])
@@ -323,11 +323,11 @@ def _evaluations(
     vote = partial(majorities, reward)
     try:
         environment = open_environment(answering.environment, policy, reward, **answering.in_prompts)
-        found: dict[str, Evaluation] = {}
+        evaluations: dict[str, Evaluation] = {}
         for data, asked in prompts.items():
             with progress(f"answering {data}", completions_of(engine)):
-                found[data] = evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
-        return found
+                evaluations[data] = evaluate(engine, environment, asked, sampling, k=arguments.k, vote=vote)
+        return evaluations
     finally:
         engine.close()
 

@@ -52,8 +52,8 @@ def print_results(results: Results, reward: WeightedSum, console: Console) -> No
 
 def _returns_numbers(reward: WeightedSum, results: Results) -> bool:
     """Return whether the reward that could tell what is right has returned numbers alone."""
-    evaluations = [each for by_model in results.values() for each in by_model.values()]
-    has_verdicts = any(each.has_verdicts for each in evaluations)  # an environment may give them
+    evaluations = [evaluation for by_model in results.values() for evaluation in by_model.values()]
+    has_verdicts = any(evaluation.has_verdicts for evaluation in evaluations)  # an environment may give them
     return reward.verdicts.given is False and reward.right_rule.reward is not None and not has_verdicts
 
 
@@ -76,8 +76,8 @@ def _of_models(evaluations: Mapping[str, Evaluation], reward: WeightedSum) -> di
 
 def _table(numbers: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table("", *(escape(for_terminal(name)) for name in numbers))  # a name may look like rich's markup
-    for row in dict.fromkeys(name for each in numbers.values() for name in each):
-        cells = (_formatted(row, each[row]) if row in each else "" for each in numbers.values())
+    for row in dict.fromkeys(name for by_row in numbers.values() for name in by_row):
+        cells = (_formatted(row, by_row[row]) if row in by_row else "" for by_row in numbers.values())
         table.add_row(_label(row), *cells)
     return table
 

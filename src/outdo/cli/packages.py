@@ -19,16 +19,16 @@ def run_packages(console: Console, *, as_json: bool = False) -> int:
 
     With `as_json` each package and each pair that does not fit is a JSON object on a line.
     """
-    installed, found = packages(), misfits()
+    installed, unfitting = packages(), misfits()
     if as_json:
-        console.file.write("".join(json.dumps(asdict(each)) + "\n" for each in (*installed, *found)))
+        console.file.write("".join(json.dumps(asdict(line)) + "\n" for line in (*installed, *unfitting)))
     else:
         print_text(console, Text(f"outdo {__version__}, Python {platform.python_version()}, {platform.platform()}"))
-        for each in installed:
-            print_text(console, Text(f"  {each.name} {each.version} (outdo needs {each.range})"))
-        for misfit in found:
+        for package in installed:
+            print_text(console, Text(f"  {package.name} {package.version} (outdo needs {package.range})"))
+        for misfit in unfitting:
             print_text(console, Text.assemble((f"{misfit.level}: ", COLOURS[misfit.level]), str(misfit)))
-    unfit = any(misfit.level != "note" for misfit in found)
+    unfit = any(misfit.level != "note" for misfit in unfitting)
     if not as_json and not unfit:
         print_text(console, Text("all packages that outdo uses fit"))
     return int(unfit)

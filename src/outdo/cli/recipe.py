@@ -82,11 +82,11 @@ def probe_machine(recipe: Recipe) -> Machine:
     except UserError as error:
         errors += error.problems
     prediction = None if errors else _prediction(recipe)
-    found = Machine(errors, memory, device, size, notes, free=free_main_memory())
+    machine = Machine(errors, memory, device, size, notes, free=free_main_memory())
     if prediction is None:
-        return found
+        return machine
     notes = [*notes, *prediction.notes]
-    return found._replace(notes=notes, warnings=prediction.warnings, padded=prediction.padded)
+    return machine._replace(notes=notes, warnings=prediction.warnings, padded=prediction.padded)
 
 
 def _prediction(recipe: Recipe) -> "Prediction | None":

@@ -58,7 +58,7 @@ def template_notes(
 
 def say_template_notes(template: str | None, models: Sequence[ModelRef], *, dated: bool) -> None:
     """Print the notes on the chat templates of several models, beside what the command prints."""
-    for note in (line for each in models for line in template_notes(template, each.model, dated=dated)):
+    for note in (line for model in models for line in template_notes(template, model.model, dated=dated)):
         print_line(Console(stderr=True), note)
 
 
