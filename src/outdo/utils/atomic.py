@@ -31,7 +31,7 @@ def write_lines_atomically(path: Path, lines: Iterable[Mapping[str, Any]]) -> No
         make_folder(path.parent)
     except OSError as error:
         raise RunFolderError(f"{path.parent}: cannot be created: {error.strerror}") from error
-    text = (json.dumps(finite(each), ensure_ascii=False, default=str) for each in lines)
+    text = (json.dumps(finite(line), ensure_ascii=False, default=str) for line in lines)
     write_text_atomically(path, "".join(f"{line}\n" for line in text))
 
 
@@ -43,7 +43,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise RunFolderError(f"{path}: is damaged: {error}") from error
-    if not all(isinstance(each, dict) for each in lines):
+    if not all(isinstance(line, dict) for line in lines):
         raise RunFolderError(f"{path}: is damaged: a line is no JSON object")
     return lines
 

@@ -10,4 +10,5 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def bit_sums(weights: Iterable[Tensor]) -> list[int]:
     """Return for each weight the sum of its numbers, read as integers: the same on every device, in any order."""
-    return torch.stack([each.detach().view(_INTEGERS[each.element_size()]).sum().cpu() for each in weights]).tolist()
+    sums = [tensor.detach().view(_INTEGERS[tensor.element_size()]).sum().cpu() for tensor in weights]
+    return torch.stack(sums).tolist()

@@ -88,10 +88,10 @@ async def fetch(
         httpx2.TransportError: the connection failed.
         UserError: `url` is no URL.
     """
-    own = {"Accept-Encoding": "gzip, deflate", **({"Content-Type": "application/json"} if content else {})}
+    sent = {"Accept-Encoding": "gzip, deflate", **({"Content-Type": "application/json"} if content else {})}
     try:
         async with asyncio.timeout(seconds):
-            async with http.stream(method, url, content=content, headers={**own, **(headers or {})}) as response:
+            async with http.stream(method, url, content=content, headers={**sent, **(headers or {})}) as response:
                 body = await _read(response.aiter_raw(), response.headers.get("Content-Encoding", ""), most)
     except httpx2.InvalidURL as error:
         raise UserError([f"{url}: expected a URL such as http://10.0.0.5:8000/v1 ({error})"]) from None

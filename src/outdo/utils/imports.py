@@ -40,9 +40,9 @@ class Signature:
     is_async: bool = False
     is_class: bool = False
 
-    def without(self, given: Collection[str]) -> "Signature":
+    def without(self, filled: Collection[str]) -> "Signature":
         """Return the signature of code that outdo calls by names: all parameters are options, except those given."""
-        options = tuple(name for name in self.parameters if name not in given)
+        options = tuple(name for name in self.parameters if name not in filled)
         return replace(self, options=options, required=tuple(name for name in self.required if name in options))
 
 
@@ -91,11 +91,12 @@ def signature_of_object(code: Any, name: str) -> Signature:
         parameters = inspect.signature(code).parameters.values()
     except ValueError:  # some functions written in C have no parameters that can be read
         parameters = []
-    by_name = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    names = tuple(each.name for each in by_name)
-    defaults = {each.name: each.default for each in by_name if each.default is not each.empty}
-    accepts_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    required = tuple(each for each in names if each not in defaults)
+    called_by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    by_name = [parameter for parameter in parameters if parameter.kind in called_by_name]
+    names = tuple(parameter.name for parameter in by_name)
+    defaults = {parameter.name: parameter.default for parameter in by_name if parameter.default is not parameter.empty}
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    required = tuple(name for name in names if name not in defaults)
     return Signature(
         spec=name, parameters=names, options=names, required=required, defaults=defaults, accepts_any=accepts_any
     )
@@ -129,13 +130,13 @@ def with_neighbours(file: Path) -> list[Path]:
 
     Nothing is imported or executed. A file that is not Python is returned alone.
     """
-    found, waiting = [], [file.resolve()]
+    files, waiting = [], [file.resolve()]
     while waiting:
         path = waiting.pop()
-        if path not in found:
-            found.append(path)
+        if path not in files:
+            files.append(path)
             waiting += _imported_neighbours(path)
-    return sorted(found)
+    return sorted(files)
 
 
 def _imported_neighbours(file: Path) -> list[Path]:
@@ -145,8 +146,8 @@ def _imported_neighbours(file: Path) -> list[Path]:
         return []
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-    places = [file.parent.joinpath(*module.split(".")) for module in modules]
-    candidates = [path for place in places for path in (place.with_name(f"{place.name}.py"), place / "__init__.py")]
+    neighbours = [file.parent.joinpath(*module.split(".")) for module in modules]
+    candidates = [path for near in neighbours for path in (near.with_name(f"{near.name}.py"), near / "__init__.py")]
     return [path.resolve() for path in candidates if path.is_file()]
 
 
@@ -292,18 +293,18 @@ def _from_fields(spec: str, node: ast.ClassDef, definitions: Mapping[str, ast.AS
     for base in node.bases:
         if isinstance(base, ast.Name):
             inherited = _inherited(f"{split(spec)[0]}:{base.id}", definitions)
-    fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
-    written = {each.target.id: each.value for each in fields if isinstance(each.target, ast.Name)}
-    given = {name: _default(value) for name, value in written.items() if value is not None}
-    plain = {name for name, each in zip(written, fields, strict=True) if isinstance(each.annotation, ast.Name)}
+    fields = [field for field in node.body if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)]
+    written = {field.target.id: field.value for field in fields if isinstance(field.target, ast.Name)}
+    values = {name: _default(value) for name, value in written.items() if value is not None}
+    plain = {name for name, field in zip(written, fields, strict=True) if isinstance(field.annotation, ast.Name)}
     parameters = tuple(dict.fromkeys([*inherited.parameters, *written]))
-    without_default = {*inherited.required, *written} - given.keys()
+    without_default = {*inherited.required, *written} - values.keys()
     return Signature(
         spec=spec,
         parameters=parameters,
         options=parameters,
         required=tuple(name for name in parameters if name in without_default),
-        defaults={**inherited.defaults, **dict(_literals({name: given[name] for name in given.keys() & plain}))},
+        defaults={**inherited.defaults, **dict(_literals({name: values[name] for name in values.keys() & plain}))},
     )
 
 

@@ -10,11 +10,11 @@ OWN = Path(__file__).parents[1]
 
 def not_deterministic(error: BaseException) -> str | None:
     """Return what the user reads about an operation without a deterministic algorithm; None for any other error."""
-    found = SIGN.match(str(error)) if isinstance(error, RuntimeError) else None
-    if found is None:
+    match = SIGN.match(str(error)) if isinstance(error, RuntimeError) else None
+    if match is None:
         return None
     return (
-        f"the operation {found['operation']}{_place(error)} has no deterministic algorithm in torch: equal runs would "
+        f"the operation {match['operation']}{_place(error)} has no deterministic algorithm in torch: equal runs would "
         "differ in it. Compute it by other operations, or, if that is accepted, enclose it by "
         "torch.use_deterministic_algorithms(False) and torch.use_deterministic_algorithms(True)"
     )
@@ -23,8 +23,8 @@ def not_deterministic(error: BaseException) -> str | None:
 def _place(error: BaseException) -> str:
     """Return `, called in FILE, line N,` of the user's own code; empty if none of it is on the stack."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not _is_library(Path(each.filename))]
-    return f", called in {own[-1].filename}, line {own[-1].lineno}," if own else ""
+    outside = [frame for frame in frames if not _is_library(Path(frame.filename))]
+    return f", called in {outside[-1].filename}, line {outside[-1].lineno}," if outside else ""
 
 
 def _is_library(file: Path) -> bool:

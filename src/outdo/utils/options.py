@@ -84,27 +84,27 @@ def option_mistakes(
     takes = takes or Signature(spec=name)
     known = list(dict.fromkeys([*takes.options, *checks]))
     for option, value in options.items():
-        place = f"{key}.{option}"
+        where = f"{key}.{option}"
         if option in given:
-            yield f"{place}: outdo sets it itself: {given[option]}"
+            yield f"{where}: outdo sets it itself: {given[option]}"
         elif option in known:
             default = takes.defaults.get(option)
-            yield from _value_mistakes(place, value, checks.get(option), tables.get(option), default, own)
+            yield from _value_mistakes(where, value, checks.get(option), tables.get(option), default, own)
         elif not takes.accepts_any:
-            yield f"{place}: unknown option; {_advice(option, name, known, hint(place))}"
-    missing = [each for each in takes.required if each in known and each not in options]
-    yield from (f"{key}.{each}: required by {name}" for each in missing)
+            yield f"{where}: unknown option; {_advice(option, name, known, hint(where))}"
+    missing = [needed for needed in takes.required if needed in known and needed not in options]
+    yield from (f"{key}.{needed}: required by {name}" for needed in missing)
 
 
 def _value_mistakes(
-    place: str, value: Any, check: Check | None, table: str | None, default: Any, own: bool
+    where: str, value: Any, check: Check | None, table: str | None, default: Any, own: bool
 ) -> Iterator[str]:
     if check is not None and not check[0](value):
-        yield f"{place}: expected {check[1]}, found {value!r}"
+        yield f"{where}: expected {check[1]}, found {value!r}"
     elif table is not None and isinstance(value, Mapping):
-        yield from option_mistakes(place, place.rpartition(".")[2], value, signature_of(table))
+        yield from option_mistakes(where, where.rpartition(".")[2], value, signature_of(table))
     elif check is None and (expected := _expected(value, default, own=own) or _possible(value, own=own)):
-        yield f"{place}: expected {expected}, found {value!r}"
+        yield f"{where}: expected {expected}, found {value!r}"
 
 
 def _advice(option: str, name: str, known: Sequence[str], hint: str | None) -> str:
@@ -127,7 +127,7 @@ def _expected(value: Any, default: Any, *, own: bool) -> str | None:
         case tuple():
             if not isinstance(value, list | tuple) or not (own or len(value) == len(default) or not default):
                 return f"a list such as {list(default)}"
-            wrong = (_expected(each, plain, own=own) for each, plain in zip(value, default, strict=False))
+            wrong = (_expected(element, plain, own=own) for element, plain in zip(value, default, strict=False))
             return next(filter(None, wrong), None)
     return None
 

@@ -38,7 +38,7 @@ def left_out(name: str, numbers: Mapping[str, float]) -> str:
     """
     kind = name.removesuffix("_reward")
     what = "verdict" if kind == name else "reward"
-    count, answers = (numbers.get(f"{kind}_{each}") for each in (f"without_{what}", "answers"))
+    count, answers = (numbers.get(f"{kind}_{name}") for name in (f"without_{what}", "answers"))
     return f"{count:,.0f} of {answers:,.0f} without a {what}" if count and answers else ""
 
 

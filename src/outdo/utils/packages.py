@@ -95,8 +95,8 @@ def packages(extras: Collection[str] | None = None) -> list[Package]:
     for _, requirement in _own_needs(extras):
         name = canonicalize_name(requirement.name)
         ranges[name] = ranges.get(name, SpecifierSet()) & requirement.specifier
-    found = ((name, version_of(name), str(ranges[name])) for name in sorted(ranges))
-    return [Package(name, version, text) for name, version, text in found if version]
+    installed = ((name, version_of(name), str(ranges[name])) for name in sorted(ranges))
+    return [Package(name, version, text) for name, version, text in installed if version]
 
 
 def misfits(extras: Collection[str] | None = None) -> list[Misfit]:
@@ -127,12 +127,12 @@ def explained(fault: str, error: BaseException, extras: Collection[str] = ()) ->
     library, not about the model or the setting with which it was called. `extras` are those of outdo in use.
     """
     said = " ".join(str(error).split()) or type(error).__name__
-    found = () if isinstance(error, OutdoError) else misfits(extras)
-    if known := [str(each) for each in found if each.level == "error"]:
+    unfitting = () if isinstance(error, OutdoError) else misfits(extras)
+    if known := [str(misfit) for misfit in unfitting if misfit.level == "error"]:
         return f"{'; '.join(known)} (a library says: {said})"
     if isinstance(error, ImportError):
         fault = f"the installed packages do not work together ({_versions(extras)})"
-    others = [str(each) for each in found if each.level == "warning"]
+    others = [str(misfit) for misfit in unfitting if misfit.level == "warning"]
     hint = f"; `{DOCTOR}` examines them all" if isinstance(error, ImportError) else ""
     return f"{fault}: {said}" + (f" (perhaps because {'; '.join(others)})" if others else hint)
 
@@ -154,7 +154,7 @@ def _pairs(extras: Collection[str] | None) -> Iterator[Misfit]:
         requirements = Requirement(pair.one), Requirement(pair.other)
         concerns = extras is None or set(extras).intersection(pair.extras)
         if concerns and all(map(_is_met, requirements)):
-            names = " with ".join(with_versions([each.name]) for each in requirements)
+            names = " with ".join(with_versions([requirement.name]) for requirement in requirements)
             yield Misfit(pair.level, f"{names}: {pair.why}", pair.install)
 
 
@@ -168,8 +168,8 @@ def _outside(needs: Sequence[_Need]) -> Iterator[Misfit]:
             for _, other in needs:
                 if canonicalize_name(other.name) == canonicalize_name(name):
                     all_of_it &= other.specifier
-            found = f"{version} is installed" if version else "it is not installed"
-            yield Misfit("warning", f"{by} needs {name}{requirement.specifier}, and {found}", f"{name}{all_of_it}")
+            installed = f"{version} is installed" if version else "it is not installed"
+            yield Misfit("warning", f"{by} needs {name}{requirement.specifier}, and {installed}", f"{name}{all_of_it}")
 
 
 def _is_met(requirement: Requirement) -> bool:

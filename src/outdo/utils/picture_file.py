@@ -41,7 +41,7 @@ def _write(figure: "Figure", path: Path) -> None:
     figure.savefig(text, format="svg", dpi=160, metadata={"Date": None, "Creator": None})
     names: dict[str, str] = {}
     numbered = GENERATED_ID.sub(
-        lambda found: names.setdefault(found[0], f"{found[1]}{len(names) + 1}"), text.getvalue()
+        lambda match: names.setdefault(match[0], f"{match[1]}{len(names) + 1}"), text.getvalue()
     )
     path.write_text(numbered, encoding="utf-8")
 

@@ -39,16 +39,16 @@ def share_so_far() -> float | None:
 
 def _share(before: dict[str, Counts], now: dict[str, Counts]) -> float | None:
     none = Counts(0, 0)
-    computed = sum(each.computed - before.get(thread, none).computed for thread, each in now.items())
-    waited = sum(each.waited - before.get(thread, none).waited for thread, each in now.items())
+    computed = sum(counts.computed - before.get(thread, none).computed for thread, counts in now.items())
+    waited = sum(counts.waited - before.get(thread, none).waited for thread, counts in now.items())
     return waited / (computed + waited) if computed + waited > 0 else None
 
 
 def _counts() -> dict[str, Counts]:
     """Return the counts of each thread that lives, by its number."""
-    found: dict[str, Counts] = {}
+    counts: dict[str, Counts] = {}
     for thread in THREADS.iterdir() if THREADS.exists() else ():
         with suppress(OSError):  # a thread may end at any moment, and a kernel may count nothing
             computed, waited, _ = (thread / "schedstat").read_text().split()
-            found[thread.name] = Counts(int(computed), int(waited))
-    return found
+            counts[thread.name] = Counts(int(computed), int(waited))
+    return counts

@@ -23,11 +23,11 @@ def unique_names(named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
     If these are the same too, the second is called `name_2`.
     """
-    given = [name for name, _ in named]
+    names = [name for name, _ in named]
     with_source = [f"{source}.{name}" if source else name for name, source in named]
     unique: list[str] = []
-    for name, longer in zip(given, with_source, strict=True):
-        base = longer if given.count(name) > 1 and with_source.count(longer) == 1 else name
+    for name, longer in zip(names, with_source, strict=True):
+        base = longer if names.count(name) > 1 and with_source.count(longer) == 1 else name
         candidate, count = base, 1
         while candidate in unique:
             count += 1
@@ -41,7 +41,7 @@ def weights_by_name(rewards: Any) -> dict[str, float]:
     entries = rewards if isinstance(rewards, list | tuple) else [rewards]
     try:
         read = [_spec_and_weight(entry) for entry in entries]
-        read.sort(key=lambda each: each[0] == REWARD_MODEL)
+        read.sort(key=lambda pair: pair[0] == REWARD_MODEL)
         names = unique_names([name_and_source(spec) for spec, _ in read])
     except UserError:
         return {}

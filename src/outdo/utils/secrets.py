@@ -44,9 +44,9 @@ class SecretPlace:
     def of(cls, value: Any) -> "SecretPlace | None":
         """Return the place that an option names as `{env = "NAME"}` or `{file = "path"}`; `None` for other options."""
         if isinstance(value, Mapping) and len(value) == 1:
-            ((kind, place),) = value.items()
-            if kind in ("env", "file") and isinstance(place, str):
-                return cls(**{kind: place})
+            ((kind, where),) = value.items()
+            if kind in ("env", "file") and isinstance(where, str):
+                return cls(**{kind: where})
         return None
 
     def read(self, option: str) -> str:
@@ -73,9 +73,9 @@ def read_secrets(options: Mapping[str, Any], name: str) -> tuple[dict[str, Any],
     """
     read, secrets, mistakes = dict(options), [], []
     for option, value in options.items():
-        if (place := SecretPlace.of(value)) is not None:
+        if (secret := SecretPlace.of(value)) is not None:
             try:
-                read[option] = place.read(f"{name}: {option}")
+                read[option] = secret.read(f"{name}: {option}")
                 secrets.append(read[option])
             except UserError as error:
                 mistakes += error.problems
@@ -110,5 +110,5 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Return the text with `***` for each of `secrets`, and for everything that looks like a secret."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST else text
-    text = _URL_WITH_PASSWORD.sub(lambda found: f"{found[0].partition('://')[0]}://{HIDDEN}@", text)
+    text = _URL_WITH_PASSWORD.sub(lambda match: f"{match[0].partition('://')[0]}://{HIDDEN}@", text)
     return _SECRET_VALUE.sub(HIDDEN, text)

@@ -48,15 +48,15 @@ def share_of(
     for name, tensor in tensors.items():
         sizes[unit(name)] += tensor.numel() * tensor.element_size()
     writer, load = dict[str, int](), [0] * count
-    for each, size in sorted(sizes.items(), key=lambda item: -item[1]):
-        writer[each] = load.index(min(load))
-        load[writer[each]] += size
+    for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        writer[name] = load.index(min(load))
+        load[writer[name]] += size
     share: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         mine = writer[unit(name)] == rank
-        found = whole(tensor.detach(), keep=mine)
+        gathered = whole(tensor.detach(), keep=mine)
         if mine:
-            share[name] = found.cpu().contiguous()
+            share[name] = gathered.cpu().contiguous()
     return share
 
 

@@ -26,8 +26,8 @@ def files_read(file: Path) -> set[Path]:
     tree, names = _parsed(file)
     paths: dict[bool, set[Path]] = {True: set(), False: set()}
     for path, is_written in (opened for node in ast.walk(tree) for opened in _opened(node)):
-        found = _path(path, names, file.resolve())
-        paths[is_written] |= set() if found is None else {found.resolve()}
+        named = _path(path, names, file.resolve())
+        paths[is_written] |= set() if named is None else {named.resolve()}
     return {path for path in paths[False] - paths[True] if path.is_file()}
 
 
@@ -74,7 +74,7 @@ def _opened(node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def _writes(arguments: list[ast.expr], keywords: list[ast.keyword]) -> bool:
-    modes = arguments[:1] + [each.value for each in keywords if each.arg == "mode"]
+    modes = arguments[:1] + [keyword.value for keyword in keywords if keyword.arg == "mode"]
     return any(not isinstance(mode, ast.Constant) or set("wax+") & set(str(mode.value)) for mode in modes)
 
 

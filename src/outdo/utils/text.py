@@ -98,7 +98,7 @@ def listed_steps(steps: Sequence[int]) -> str:
             ranges.append([step])
     if len(steps) == 1:
         return f"step {steps[0]}"
-    return f"the steps {', '.join('-'.join(map(str, each)) for each in ranges)}"
+    return f"the steps {', '.join('-'.join(map(str, ends)) for ends in ranges)}"
 
 
 def excerpt(text: str, longest: int = 1200) -> str:
