@@ -90,19 +90,19 @@ def command(
 def run_plan(settings: list[str] | None, arguments: PlanArguments, console: Console, *, as_json: bool = False) -> None:
     """Print the plan of a recipe."""
     problem, assumed = _problem(settings, arguments)
-    found = plan(problem, staleness=arguments.staleness)
-    stale = _staleness(problem, found)
+    best = plan(problem, staleness=arguments.staleness)
+    stale = _staleness(problem, best)
     if as_json:
-        print(json.dumps(report.as_dict(found, problem, assumed, stale)))
+        print(json.dumps(report.as_dict(best, problem, assumed, stale)))
     else:
-        report.show(found, problem, assumed, stale, console)
+        report.show(best, problem, assumed, stale, console)
 
 
 def run_validation(
     settings: list[str] | None, arguments: PlanArguments, console: Console, *, as_json: bool = False
 ) -> None:
     """Print every published number beside its prediction. Raises `UserError` for what has no effect on them."""
-    given = {
+    options = {
         "a recipe": settings,
         "--model": arguments.model,
         "--card": arguments.card,
@@ -112,7 +112,7 @@ def run_validation(
         "--gpus": arguments.gpus != GPUS,
         "--staleness": arguments.staleness != UPDATES_BEHIND,
     }
-    if useless := [name for name, value in given.items() if value]:
+    if useless := [name for name, value in options.items() if value]:
         raise UserError([f"--validate: {name} has no effect on published runs; leave it out" for name in useless])
     results = validate()
     if not as_json:
@@ -121,18 +121,18 @@ def run_validation(
     median, worst = errors(results)
     rows = [
         {
-            "software": each.software,
-            "card": each.card,
-            "setting": each.row,
-            "quantity": each.quantity,
-            "published": each.published,
-            "predicted": each.predicted,
-            "error": each.error,
-            "fitted": each.fitted,
-            "not_covered": each.outside or None,
-            "source": each.source,
+            "software": result.software,
+            "card": result.card,
+            "setting": result.row,
+            "quantity": result.quantity,
+            "published": result.published,
+            "predicted": result.predicted,
+            "error": result.error,
+            "fitted": result.fitted,
+            "not_covered": result.outside or None,
+            "source": result.source,
         }
-        for each in results
+        for result in results
     ]
     print(json.dumps({"rows": rows, "median": median, "worst": worst}))
 
@@ -204,7 +204,7 @@ def _sample(recipe: Recipe, arguments: PlanArguments) -> tuple[Sample | None, li
         sample, _, refused = sample_of(recipe, facts, load_questions(recipe).train, prompt_renderer(recipe))
     except (UserError, ModelError) as error:
         refused, sample = str(error).splitlines(), None
-    return sample, [f"prompts: the data cannot be read ({each})" for each in refused[:1]]
+    return sample, [f"prompts: the data cannot be read ({mistake})" for mistake in refused[:1]]
 
 
 def _recipe(settings: list[str] | None, model: str | None) -> Recipe:
@@ -223,9 +223,9 @@ def _recipe(settings: list[str] | None, model: str | None) -> Recipe:
         raise UserError(error.problems) from None
 
 
-def _staleness(problem: Problem, found: Plan) -> dict[float, StepTime]:
+def _staleness(problem: Problem, planned: Plan) -> dict[float, StepTime]:
     """Return the step of the best split of trainers and engines with each staleness."""
-    split = next((each.prediction for each in found.options if each.prediction.layout.kind == "apart"), None)
+    split = next((option.prediction for option in planned.options if option.prediction.layout.kind == "apart"), None)
     if split is None:
         return {}
     known = {split.layout.staleness: split}

@@ -92,11 +92,11 @@ def card_named(name: str, numbers: Mapping[str, float] | None = None) -> Card:
 
     A card that the table does not have needs all numbers. Raises `UserError` with the nearest name otherwise.
     """
-    table, given = known_cards(), dict(numbers or {})
-    names = {each.lower(): each for each in table}
-    short = {each.lower().split("-")[0]: each for each in table if each.endswith("80GB")}
-    found = names.get(name.lower()) or short.get(name.lower())
-    values = SHARES | MAIN_MEMORY | (dict(table[found]) if found else {}) | given
+    table, changed = known_cards(), dict(numbers or {})
+    names = {known.lower(): known for known in table}
+    short = {known.lower().split("-")[0]: known for known in table if known.endswith("80GB")}
+    full_name = names.get(name.lower()) or short.get(name.lower())
+    values = SHARES | MAIN_MEMORY | (dict(table[full_name]) if full_name else {}) | changed
     missing = [key for key in UNITS if key not in values]
     if missing:
         upper = did_you_mean(name.upper(), list(table))
@@ -107,7 +107,7 @@ def card_named(name: str, numbers: Mapping[str, float] | None = None) -> Card:
             ]
         )
     scaled: dict[str, Any] = {key: values[key] * unit for key, unit in UNITS.items()}
-    return Card(name=found or name, **scaled | {"machine": int(values["machine"])})
+    return Card(name=full_name or name, **scaled | {"machine": int(values["machine"])})
 
 
 def cluster_named(gpus: str, numbers: Sequence[str] = ()) -> Cluster:

@@ -29,12 +29,12 @@ def trainer_memory(shape: Shape, work: Workload, *, model_states: Mapping[str, i
     number = cost.FLOAT32 if work.precise else BFLOAT16
     copies = shape.experts_per_token if shape.experts > 1 else 0
     layer = step_memory.ACTIVATIONS_PER_LAYER + ACTIVATIONS_PER_COPY * copies
-    each = shape.layers + layer if work.checkpointing else shape.layers * layer
+    values_of_token = shape.layers + layer if work.checkpointing else shape.layers * layer
     tokens = work.micro_batch_tokens
     logits = min(256 * 2**20, number * tokens * shape.vocab) * step_memory.LOGIT_BUFFERS
     parts = dict(model_states)
     parts["layers gathered while training"] = gathered
-    parts["activations while training"] = round(number * each * tokens * shape.hidden)
+    parts["activations while training"] = round(number * values_of_token * tokens * shape.hidden)
     parts["a chunk of logits while training"] = round(logits)
     return {name: size for name, size in parts.items() if size}
 

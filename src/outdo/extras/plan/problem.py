@@ -82,7 +82,7 @@ class Problem:
             offload=offload,
         )
         shared = layout.shards > 1 and layout.staleness == 0
-        rewards = [replace(each, divided=each.divided and shared) for each in self.rewards]
+        rewards = [replace(reward, divided=reward.divided and shared) for reward in self.rewards]
         parts = reward_memory(rewards, memory.on_devices(self.recipe, layout.shards, offload=offload))
         engine = {cost.ENGINE: cost.ASLEEP} if layout.kind == "together" else {}
         return with_rewards(model_states, parts) | engine
@@ -127,9 +127,9 @@ class Problem:
         main = [True] if wanted else [False] if self.work.adapter else [False, True]
         possible = [count for count in shards if count == 1 or self.divisible]
         for offload, sequence, count in product(main, self._sequences(layout.trainers), possible):
-            found = self._divided(layout, count, sequence, offload=offload and count > 1)
-            if not self.misfit(found):
-                yield replace(found, taken=self._taken(found))
+            divided = self._divided(layout, count, sequence, offload=offload and count > 1)
+            if not self.misfit(divided):
+                yield replace(divided, taken=self._taken(divided))
 
     def plain(self, layout: ParallelLayout, shards: int) -> ParallelLayout:
         """Return a layout with this number of shards, and what the recipe says beside."""

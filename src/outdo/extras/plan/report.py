@@ -45,7 +45,7 @@ def as_dict(plan: Plan, problem: Problem, assumed: Sequence[str], stale: Mapping
         "devices": problem.cluster.devices,
         "card": problem.cluster.card.name,
         "options": [_option(option, problem) for option in plan.options],
-        "staleness": {f"{n:g}": each.step for n, each in stale.items()},
+        "staleness": {f"{n:g}": step.step for n, step in stale.items()},
         "impossible": list(plan.refused),
         "assumptions": [*assumed, *assumptions(plan, problem)],
         "error": {"median": median, "worst": worst},
@@ -53,7 +53,7 @@ def as_dict(plan: Plan, problem: Problem, assumed: Sequence[str], stale: Mapping
 
 
 def _option(option: Option, problem: Problem) -> dict[str, Any]:
-    found, layout = option.prediction, option.prediction.layout
+    step, layout = option.prediction, option.prediction.layout
     day, graphs = _dollars_a_day(problem), captured(problem, layout)
     return {
         "layout": described(layout),
@@ -67,22 +67,22 @@ def _option(option: Option, problem: Problem) -> dict[str, Any]:
         "staleness": layout.staleness,
         "settings": settings_of(layout, problem.cluster.card),
         "seconds": {
-            "step": found.step,
-            "sampling": found.sampling,
-            "scoring": found.scoring,
-            "rewards": found.rewards,
-            "training": found.training,
-            "update": found.update,
-            "host": found.host,
+            "step": step.step,
+            "sampling": step.sampling,
+            "scoring": step.scoring,
+            "rewards": step.rewards,
+            "training": step.training,
+            "update": step.update,
+            "host": step.host,
             "step_with_graphs": graphs and graphs.step,
-            "trainers_idle": found.trainer_idle,
-            "samplers_idle": found.engine_idle,
+            "trainers_idle": step.trainer_idle,
+            "samplers_idle": step.engine_idle,
         },
         "goodput": option.goodput,
         "tokens_a_day": problem.work.tokens * option.tokens_a_day,
         "dollars_a_day": day,
         "dollars": day * problem.recipe.steps / option.tokens_a_day,
-        "bottleneck": bottleneck(found, problem.shape, problem.cluster.card, problem.work),
+        "bottleneck": bottleneck(step, problem.shape, problem.cluster.card, problem.work),
         "bytes_trainer": option.trainer,
         "bytes_engine": option.engine,
         "bytes_main_memory": option.main_memory,
@@ -123,15 +123,15 @@ def show(
 
 def _summary(plan: Plan, problem: Problem) -> list[str]:
     best = plan.best
-    found, work = best.prediction, problem.work
+    step, work = best.prediction, problem.work
     card, day = problem.cluster.card, _dollars_a_day(problem)
     days = problem.recipe.steps / best.tokens_a_day
     return [
-        f"a step of {work.prompts:,} × {work.group} answers takes {found.step:,.1f} s: "
+        f"a step of {work.prompts:,} × {work.group} answers takes {step.step:,.1f} s: "
         f"{work.tokens * best.tokens_a_day / 1e6:,.0f} million tokens a day",
         f"a run of {counted(problem.recipe.steps, 'step')} takes {_duration(days * 86400)} and about "
         f"${day * days:,.0f} (${card.price:g} for an hour of one device)",
-        f"bottleneck: {bottleneck(found, problem.shape, card, work)}",
+        f"bottleneck: {bottleneck(step, problem.shape, card, work)}",
         *_failures(best, problem),
         _built(plan, problem),
     ]
@@ -147,8 +147,8 @@ def _failures(best: Option, problem: Problem) -> list[str]:
 
 def _built(plan: Plan, problem: Problem) -> str:
     """Return how outdo trains like this, or what it can do instead."""
-    card, found = problem.cluster.card, [each.prediction for each in plan.options]
-    ready = [(each, settings) for each in found if (settings := settings_of(each.layout, card))]
+    card, steps = problem.cluster.card, [option.prediction for option in plan.options]
+    ready = [(step, settings) for step in steps if (settings := settings_of(step.layout, card))]
     if not ready:
         return "outdo cannot train like this yet: it has replicas, and this model does not fit them, divided or whole"
     prediction, settings = ready[0]
@@ -167,12 +167,12 @@ def _duration(seconds: float) -> str:
 def _options_table(options: Sequence[Option], problem: Problem) -> Table:
     table = Table("devices", "step", "sample", "train", "update", "idle", "M tokens/day", "kept", box=None)
     for option in options:
-        found = option.prediction
-        seconds = (found.step, found.sampling, found.scoring + found.training, found.update)
-        idle = (f"{each / found.step:.0%}" for each in (found.trainer_idle, found.engine_idle))
+        step = option.prediction
+        seconds = (step.step, step.sampling, step.scoring + step.training, step.update)
+        idle = (f"{part / step.step:.0%}" for part in (step.trainer_idle, step.engine_idle))
         table.add_row(
-            _short(found.layout),
-            *(f"{each:,.1f}" for each in seconds),
+            _short(step.layout),
+            *(f"{part:,.1f}" for part in seconds),
             " + ".join(idle),
             f"{problem.work.tokens * option.tokens_a_day / 1e6:,.0f}",
             f"{option.goodput:.1%}",
@@ -190,9 +190,9 @@ def _short(layout: ParallelLayout) -> str:
 
 def _staleness_table(stale: Mapping[float, StepTime]) -> Table:
     table = Table("staleness", "step", "trainers idle", "engines idle", "oldest answer", box=None)
-    for n, found in stale.items():
-        idle = (f"{each / found.step:.0%}" for each in (found.trainer_idle, found.engine_idle))
-        table.add_row(f"{n:g}", f"{found.step:,.1f} s", *idle, f"{found.oldest} updates")
+    for n, step in stale.items():
+        idle = (f"{part / step.step:.0%}" for part in (step.trainer_idle, step.engine_idle))
+        table.add_row(f"{n:g}", f"{step.step:,.1f} s", *idle, f"{step.oldest} updates")
     return table
 
 
@@ -240,14 +240,14 @@ def assumptions(plan: Plan, problem: Problem) -> list[str]:
 def _of_builtin(plan: Plan, problem: Problem) -> list[str]:
     """Return what is assumed of the built-in engine, if a layout samples by it, and what CUDA graphs may change."""
     card = problem.cluster.card
-    for found in (option.prediction for option in plan.options):
-        if graphs := captured(problem, found.layout):
+    for step in (option.prediction for option in plan.options):
+        if graphs := captured(problem, step.layout):
             return [
                 "the built-in engine has not been timed on a GPU: it takes what transformers takes, "
                 f"{card.launch * 1e3:.3g} ms of the host for the kernels of a layer, and the device at most "
                 f"{card.captured:.0%} of its roofline (--card launch=... captured=...)",
-                f"with decoding steps captured as CUDA graphs, a step of {described(found.layout)} would take "
-                f"{graphs.step:,.1f} instead of {found.step:,.1f} s",
+                f"with decoding steps captured as CUDA graphs, a step of {described(step.layout)} would take "
+                f"{graphs.step:,.1f} instead of {step.step:,.1f} s",
             ]
     return []
 

@@ -18,14 +18,14 @@ def planned_rewards(recipe: Recipe, policy: Shape) -> tuple[list[RewardSize], li
     """
     cluster = recipe.cluster.model_copy(update={"shard": Shard(on=True)})
     divided = recipe.model_copy(update={"device": "cuda", "cluster": cluster})
-    found, assumed = [], []
+    sizes, assumed = [], []
     for piece in reward_models(divided):
         path = str(piece.options.get("path"))
         facts = _facts(path)
         if facts is None:
             assumed.append(f"reward model {path}: as large as the policy, because there is no such folder here")
-        found.append(reward_size(piece, facts or policy.facts, divided))
-    return found, assumed
+        sizes.append(reward_size(piece, facts or policy.facts, divided))
+    return sizes, assumed
 
 
 def _facts(path: str) -> ModelFacts | None:
@@ -48,8 +48,8 @@ def reward_work(sizes: Sequence[RewardSize], recipe: Recipe) -> tuple[RewardWork
     """
     options = [piece.options for piece in reward_models(recipe.model_copy(update={"device": "cuda"}))]
     work = []
-    for size, own in zip(sizes, options, strict=True):
-        refreshed = own.get("steps", 8) * size.batch / (own.get("every", 1) * recipe.train.prompts)
+    for size, settings in zip(sizes, options, strict=True):
+        refreshed = settings.get("steps", 8) * size.batch / (settings.get("every", 1) * recipe.train.prompts)
         learned = 3 * refreshed if size.trained else 0.0
         work.append(RewardWork(2.0 * (size.facts.parameters or 0) * (1 + learned), size.divided))
     return tuple(work)

@@ -72,7 +72,7 @@ def plan(problem: Problem, *, staleness: float = 1) -> Plan:
         layouts += _most_promising(problem, [*_apart(problem, staleness, refused)])
     options = [_option(problem, layout) for layout in layouts]
     if not options:
-        raise UserError([*(f"--gpus: {each}" for each in dict.fromkeys(refused)), *_what_fits(problem)])
+        raise UserError([*(f"--gpus: {reason}" for reason in dict.fromkeys(refused)), *_what_fits(problem)])
     options.sort(key=lambda option: -option.tokens_a_day / (WORTH_IT if option.prediction.layout.staleness else 1))
     return Plan(options=options, refused=list(dict.fromkeys(refused)))
 
@@ -141,8 +141,8 @@ def _glance(problem: Problem, layout: ParallelLayout) -> float:
     """Return about how long a step takes. With staleness n, each of n + 1 batches under way has n + 1 steps of time."""
     ahead = 1 + layout.staleness
     several = replace(problem, work=replace(problem.work, sampled=ahead))
-    found = _predicted(several, replace(layout, staleness=0.0), ENGINES_AT_A_GLANCE)
-    return max(found.step - found.sampling, found.step / ahead)
+    step = _predicted(several, replace(layout, staleness=0.0), ENGINES_AT_A_GLANCE)
+    return max(step.step - step.sampling, step.step / ahead)
 
 
 def _option(problem: Problem, layout: ParallelLayout) -> Option:
@@ -172,11 +172,11 @@ def _synchronous(problem: Problem, refused: list[str]) -> Iterator[ParallelLayou
     if devices > 1:
         yield from _in_place(problem, "sharded", devices, refused)
     layout, without_room = ParallelLayout(kind="together", trainers=devices, samplers=devices), False
-    for found in problem.arranged(layout, _powers(devices)):
-        width = _width(problem, devices, found.taken)
+    for arranged in problem.arranged(layout, _powers(devices)):
+        width = _width(problem, devices, arranged.taken)
         if width is not None:
-            _why(problem, found, "trainers with engines beside them", refused)
-            yield from (replace(found, width=each) for each in _widths(width, devices, problem.cluster))
+            _why(problem, arranged, "trainers with engines beside them", refused)
+            yield from (replace(arranged, width=wider) for wider in _widths(width, devices, problem.cluster))
             return
         without_room = True
     if devices == 1:
@@ -202,10 +202,11 @@ def _in_place(problem: Problem, kind: str, shards: int, refused: list[str]) -> I
     )
     what = KIND_IN_WORDS[kind]
     fitting = [*problem.arranged(layout, [shards])]
-    for found in fitting:
-        if memory.fits_one_answer(problem.shape, problem.cluster.card, problem.work, 1, found.taken, layout.held_bytes):
-            _why(problem, found, what, refused)
-            yield found
+    for arranged in fitting:
+        card, taken = problem.cluster.card, arranged.taken
+        if memory.fits_one_answer(problem.shape, card, problem.work, 1, taken, layout.held_bytes):
+            _why(problem, arranged, what, refused)
+            yield arranged
             return
     if fitting:
         longest = f"{problem.work.longest:,.0f}"
@@ -221,12 +222,12 @@ def _refusal(problem: Problem, what: str, layout: ParallelLayout) -> str:
     return f"{what}: {problem.misfit(layout) or HEADS}. {CHEAPER}"
 
 
-def _why(problem: Problem, found: ParallelLayout, what: str, refused: list[str]) -> None:
+def _why(problem: Problem, arranged: ParallelLayout, what: str, refused: list[str]) -> None:
     """Say why trainers share sequences or are in main memory, where the recipe does not say so."""
-    plain = problem.plain(found, found.shards)
-    if (plain.sequence, plain.offload) != (found.sequence, found.offload):
-        how = [f"if {found.sequence} share each sequence"] * (found.sequence > 1)
-        how += ["with parts in main memory"] * found.offload
+    plain = problem.plain(arranged, arranged.shards)
+    if (plain.sequence, plain.offload) != (arranged.sequence, arranged.offload):
+        how = [f"if {arranged.sequence} share each sequence"] * (arranged.sequence > 1)
+        how += ["with parts in main memory"] * arranged.offload
         why = problem.misfit(plain) or "there is no room for an answer beside the trainer"
         refused.append(f"{what}: only {' and '.join(how)}; otherwise {why}. {CHEAPER}")
 
@@ -251,8 +252,8 @@ def _apart(problem: Problem, staleness: float, refused: list[str]) -> Iterator[P
             if trainers > 0 and trainers not in arranged:
                 layout = ParallelLayout(kind="apart", trainers=trainers, samplers=0, staleness=staleness)
                 arranged[trainers] = next(problem.arranged(layout, _powers(trainers)), None)
-            if trainers > 0 and (found := arranged[trainers]) is not None:
-                yield replace(found, samplers=samplers, width=width)
+            if trainers > 0 and (fitting := arranged[trainers]) is not None:
+                yield replace(fitting, samplers=samplers, width=width)
 
 
 def _widths(least: int, devices: int, cluster: Cluster) -> list[int]:

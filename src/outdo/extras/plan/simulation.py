@@ -56,9 +56,9 @@ def replay(lengths: Tokens, prompt: float, slots: int, step: StepTime) -> Replay
     begun = np.cumsum(begun[order])[:-1]
     spans = np.diff(times)
     middle = (times[1:] + times[:-1]) / 2
-    kept = spans > 0
-    running, spans = running[kept], spans[kept]
-    cached = running * (prompt + middle[kept]) - begun[kept]
+    lasting = spans > 0
+    running, spans = running[lasting], spans[lasting]
+    cached = running * (prompt + middle[lasting]) - begun[lasting]
     seconds = spans * step(running, cached)
     whole = float(seconds.sum())
     most = float(running.max())
@@ -90,7 +90,7 @@ def sampling(
     shown = min(engines, followed)
     parts = [lengths[n::engines] for n in _spread(lengths, engines, shown)]
     replays = [replay(part, prompt, slots, step) for part in parts]
-    return max(replays, key=lambda each: each.seconds)
+    return max(replays, key=lambda replayed: replayed.seconds)
 
 
 def _spread(lengths: Tokens, engines: int, shown: int) -> list[int]:

@@ -174,7 +174,7 @@ def reward_seconds(card: Card, work: Workload, share: float, devices: int) -> fl
 
     The first device computes the others for all.
     """
-    flops = sum(each.flops / (devices if each.divided else 1) for each in work.rewards)
+    flops = sum(reward.flops / (devices if reward.divided else 1) for reward in work.rewards)
     return work.tokens * flops * FLOAT32_PRODUCTS / (card.peak * share)
 
 

@@ -55,7 +55,7 @@ def validate() -> list[Result]:
     results: list[Result] = []
     for software in published()["software"]:
         for row in software["rows"]:
-            found = _predicted(software, row)
+            predicted = _predicted(software, row)
             for quantity, value in row["published"].items():
                 results.append(
                     Result(
@@ -64,7 +64,7 @@ def validate() -> list[Result]:
                         row=row["name"],
                         quantity=quantity,
                         published=value,
-                        predicted=found[quantity],
+                        predicted=predicted[quantity],
                         source=row.get("source", software["source"]),
                         assumed=software["assumed"],
                         fitted=[row["name"], quantity] in software["fitted_on"].values(),
@@ -82,7 +82,7 @@ def accepted() -> tuple[float, float]:
 
 def errors(results: Sequence[Result]) -> tuple[float, float]:
     """Return the median and the largest absolute error of what was predicted: neither fitted, nor outside."""
-    known = [abs(each.error) for each in results if not each.fitted and not each.outside]
+    known = [abs(result.error) for result in results if not result.fitted and not result.outside]
     return statistics.median(known), max(known)
 
 
