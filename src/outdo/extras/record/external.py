@@ -105,21 +105,21 @@ def record_step(
     per_completion |= {f"reward_parts[{name!r}]": values for name, values in (reward_parts or {}).items()}
     tokens = tokens or TokenValues()
     per_token = {field.name: getattr(tokens, field.name) for field in fields(TokenValues)}
-    given = _StepInput(tokenizer, prompts, completions, per_completion, per_token)
-    groups = given.groups(reward_parts or {}, temperature)
-    batch = given.with_token_values(Batch.from_groups(groups))
+    step_input = _StepInput(tokenizer, prompts, completions, per_completion, per_token)
+    groups = step_input.groups(reward_parts or {}, temperature)
+    batch = step_input.with_token_values(Batch.from_groups(groups))
     chosen = objective or replace(reinforce(), weight=token_mean)
     updates: list[Update] = []
     if batch.totals.tokens and batch.old_logprobs is not None and batch.advantages is not None:
         batch = chosen.prepare(batch)
-        updates.append(_first_update(batch, chosen, given.padded("entropy", batch)))
+        updates.append(_first_update(batch, chosen, step_input.padded("entropy", batch)))
     done = Step(index=step, sampled=Sampled(groups=groups), batch=batch, updates=updates)
-    record = token_record(done, chosen, given.padded("new_logprobs", batch))
+    record = token_record(done, chosen, step_input.padded("new_logprobs", batch))
     known = {name: value for name, value in step_metrics(done).items() if not name.startswith(("updates/", "passes/"))}
     all_metrics = known | movement_metrics(record, batch) | dict(metrics or {})
     with RunFolder(Path(folder)) as run:
         run.append_metrics(step, _finite(all_metrics))
-        old_top, new_top = given.top_tokens("old_top", batch), given.top_tokens("new_top", batch)
+        old_top, new_top = step_input.top_tokens("old_top", batch), step_input.top_tokens("new_top", batch)
         table = record_table(done, record, TokenTexts(tokenizer), about={}, old_top=old_top, new_top=new_top)
         return parquet.write(run.path, step, table)
 
@@ -168,22 +168,22 @@ class _StepInput:
         per_token: Mapping[str, Any],
     ) -> None:
         self.tokenizer = tokenizer
-        self.prompts = [_token_ids(tokenizer, each, begins=True) for each in prompts]
-        self.completions = [_token_ids(tokenizer, each, begins=False) for each in completions]
+        self.prompts = [_token_ids(tokenizer, prompt, begins=True) for prompt in prompts]
+        self.completions = [_token_ids(tokenizer, completion, begins=False) for completion in completions]
         self.per_completion = {
-            name: [_plain(each) for each in values] for name, values in per_completion.items() if values is not None
+            name: [_plain(value) for value in values] for name, values in per_completion.items() if values is not None
         }
-        lengths = [len(each) for each in self.completions]
+        lengths = [len(completion) for completion in self.completions]
         self.per_token: dict[str, list[list[Any]]] = {
             name: _lists(values, lengths) for name, values in per_token.items() if values is not None
         }
         if mistakes := self._problems():
             raise UserError(mistakes)
         places: dict[tuple[int, ...], list[int]] = {}
-        for place, prompt in enumerate(self.prompts):
-            places.setdefault(prompt, []).append(place)
+        for index, prompt in enumerate(self.prompts):
+            places.setdefault(prompt, []).append(index)
         self.members = list(places.values())  # of each group, as indices into the given lists
-        self.order = [place for members in self.members for place in members]
+        self.order = [index for members in self.members for index in members]
 
     def _problems(self) -> list[str]:
         """Return one sentence for each thing that does not fit."""
@@ -194,12 +194,12 @@ class _StepInput:
             for name, values in lists.items()
             if len(values) != count
         ]
-        problems += [f"prompts[{place}]: no tokens" for place, prompt in enumerate(self.prompts) if not prompt]
+        problems += [f"prompts[{index}]: no tokens" for index, prompt in enumerate(self.prompts) if not prompt]
         for name, rows in self.per_token.items():
-            for place, (row, tokens) in enumerate(zip(rows, self.completions, strict=False)):
+            for index, (row, tokens) in enumerate(zip(rows, self.completions, strict=False)):
                 if len(row) != len(tokens):
                     numbers, length = counted(len(row), "number"), counted(len(tokens), "token")
-                    problems.append(f"{name}[{place}]: {numbers} for a completion of {length}")
+                    problems.append(f"{name}[{index}]: {numbers} for a completion of {length}")
         return problems
 
     def groups(self, parts: Mapping[str, Sequence[float | None]], temperature: float) -> list[Group]:
@@ -207,41 +207,41 @@ class _StepInput:
         return [
             Group(
                 prompt=self._prompt(members[0]),
-                rollouts=tuple(self._rollout(place, parts, temperature) for place in members),
+                rollouts=tuple(self._rollout(index, parts, temperature) for index in members),
             )
             for members in self.members
         ]
 
-    def _prompt(self, place: int) -> Prompt:
-        ids = self.prompts[place]
+    def _prompt(self, index: int) -> Prompt:
+        ids = self.prompts[index]
         name = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12]  # the same whenever the prompt appears
         text = str(self.tokenizer.decode(list(ids)))
-        return Prompt(id=name, text=text, token_ids=ids, answer=self._value(place, "answers", None))
+        return Prompt(id=name, text=text, token_ids=ids, answer=self._value(index, "answers", None))
 
-    def _rollout(self, place: int, parts: Mapping[str, Sequence[float | None]], temperature: float) -> Rollout:
-        ids = self.completions[place]
-        given = self._value(place, "rewards", None)
-        reward = math.nan if given is None else float(given)
+    def _rollout(self, index: int, parts: Mapping[str, Sequence[float | None]], temperature: float) -> Rollout:
+        ids = self.completions[index]
+        earned = self._value(index, "rewards", None)
+        reward = math.nan if earned is None else float(earned)
         unknown, everywhere = [math.nan] * len(ids), [True] * len(ids)
-        trained = tuple(map(bool, self.per_token.get("loss_mask", {place: everywhere})[place]))
-        is_left_out = bool(self._value(place, "truncated", False)) and not any(trained)
+        trained = tuple(map(bool, self.per_token.get("loss_mask", {index: everywhere})[index]))
+        is_left_out = bool(self._value(index, "truncated", False)) and not any(trained)
         return Rollout(
             token_ids=ids,
             loss_mask=tuple(everywhere) if is_left_out else trained,  # such an answer was sampled all the same
-            logprobs=tuple(self.per_token.get("rollout_logprobs", {place: unknown})[place]),
+            logprobs=tuple(self.per_token.get("rollout_logprobs", {index: unknown})[index]),
             text=str(self.tokenizer.decode(list(ids), skip_special_tokens=True)),
             reward=reward if math.isfinite(reward) else 0.0,
-            right=given if isinstance(given, bool) else None,
+            right=earned if isinstance(earned, bool) else None,
             status="ok" if math.isfinite(reward) else "failed",
-            reward_parts={name: _plain(values[place]) for name, values in parts.items()},
-            finish_reason=FinishReason.length if self._value(place, "truncated", False) else FinishReason.stop,
+            reward_parts={name: _plain(values[index]) for name, values in parts.items()},
+            finish_reason=FinishReason.length if self._value(index, "truncated", False) else FinishReason.stop,
             policy_version=0,
             temperature=temperature,
         )
 
-    def _value(self, place: int, name: str, otherwise: Any) -> Any:
+    def _value(self, index: int, name: str, otherwise: Any) -> Any:
         values = self.per_completion.get(name)
-        return otherwise if values is None else values[place]
+        return otherwise if values is None else values[index]
 
     def with_token_values(self, batch: Batch) -> Batch:
         """Return the batch with the given numbers of its tokens; it trains on no others than those of `loss_mask`."""
@@ -256,8 +256,8 @@ class _StepInput:
         if rows is None:
             return None
         values = torch.zeros(batch.token_ids.shape)
-        for row, place, start in zip(values, self.order, batch.prompt_lengths.tolist(), strict=True):
-            row[start : start + len(rows[place])] = torch.tensor(rows[place], dtype=torch.float32)
+        for row, index, start in zip(values, self.order, batch.prompt_lengths.tolist(), strict=True):
+            row[start : start + len(rows[index])] = torch.tensor(rows[index], dtype=torch.float32)
         return values
 
     def top_tokens(self, name: str, batch: Batch) -> TopTokens | None:
@@ -268,10 +268,10 @@ class _StepInput:
         count = max((len(top) for row in rows for top in row), default=0)
         token_ids = torch.zeros(*batch.token_ids.shape, count, dtype=torch.int64)
         logprobs = torch.full(token_ids.shape, torch.nan)
-        for row, (place, start) in enumerate(zip(self.order, batch.prompt_lengths.tolist(), strict=True)):
-            for index, top in enumerate(rows[place], start):
+        for row, (index, start) in enumerate(zip(self.order, batch.prompt_lengths.tolist(), strict=True)):
+            for at, top in enumerate(rows[index], start):
                 for k, (token, logprob) in enumerate(top):
-                    token_ids[row, index, k], logprobs[row, index, k] = token, logprob
+                    token_ids[row, at, k], logprobs[row, at, k] = token, logprob
         return TopTokens(rows=range(len(batch)), token_ids=token_ids, logprobs=logprobs)
 
 

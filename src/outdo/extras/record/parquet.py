@@ -40,13 +40,13 @@ def make_folder(folder: Path) -> None:
 
     Raises: RunFolderError if the disk refuses, or if something else has that name.
     """
-    place = folder / "tokens"
+    tokens = folder / "tokens"
     try:
-        atomic.make_folder(place)
+        atomic.make_folder(tokens)
     except OSError as error:
-        raise RunFolderError(f"{place}: cannot hold the record: {error.strerror}") from error
-    if not place.is_dir():
-        raise RunFolderError(f"{place}: cannot hold the record: it is not a folder")
+        raise RunFolderError(f"{tokens}: cannot hold the record: {error.strerror}") from error
+    if not tokens.is_dir():
+        raise RunFolderError(f"{tokens}: cannot hold the record: it is not a folder")
 
 
 def write(folder: Path, step: int, table: pa.Table) -> Path:

@@ -112,7 +112,7 @@ class Recorder:
         metrics = self.transfer.observe(step.index, step.groups) if self.every else {}
         if self.reading is not None and self._read:
             metrics |= self.reading.metrics(self._read)
-            reads.write(folder, "training", step.index, [each.line() for each in self._read])
+            reads.write(folder, "training", step.index, [read.line() for read in self._read])
         if not self.every or step.index % self.every or not len(step.batch):
             return metrics, None
         groups = self._groups_to_measure(step)
@@ -146,10 +146,10 @@ class Recorder:
         """Return what `before` has measured of these groups; None if it was not called for this step."""
         if self._before is None or self._before[0] != step.index:
             return None
-        found, wanted = self._before[1], set(_rows_of(step.batch, groups).tolist())
-        kept = [place for place, row in enumerate(found.rows) if row in wanted]
-        rows = [found.rows[place] for place in kept]
-        return TopTokens(rows=rows, token_ids=found.token_ids[kept], logprobs=found.logprobs[kept])
+        before, wanted = self._before[1], set(_rows_of(step.batch, groups).tolist())
+        wanted_rows = [index for index, row in enumerate(before.rows) if row in wanted]
+        rows = [before.rows[index] for index in wanted_rows]
+        return TopTokens(rows=rows, token_ids=before.token_ids[wanted_rows], logprobs=before.logprobs[wanted_rows])
 
     def _groups_to_measure(self, step: Step) -> list[int]:
         """Return the groups to measure after a step; none if no pass was made."""

@@ -91,7 +91,7 @@ class _Recording(Watcher):
         lost = records - len(recorded)
         if lost <= 0:
             return []
-        due = [each for each in range(1, step + 1) if every and each % every == 0 and each not in recorded]
+        due = [earlier for earlier in range(1, step + 1) if every and earlier % every == 0 and earlier not in recorded]
         named = f": {listed_steps(due)}" if len(due) == lost else ""  # unless records were made at other steps before
         return [f"{self.folder / 'tokens'}: {lost} of the {counted(records, 'record')} are missing{named}"]
 
@@ -146,11 +146,11 @@ class _Recording(Watcher):
     def _read(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Measure what answers to held-out questions read; write it and return its metrics."""
         reading = self.recorder.reading
-        found = reading.of_evaluation(groups) if reading else []
-        if not reading or not found:
+        read = reading.of_evaluation(groups) if reading else []
+        if not reading or not read:
             return {}
-        reads.write(self.folder, "held_out", step, [each.line() for each in found])
-        return reading.metrics(found)
+        reads.write(self.folder, "held_out", step, [question.line() for question in read])
+        return reading.metrics(read)
 
     def _drift(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Measure how far answers have drifted from the starting policy.
@@ -186,5 +186,5 @@ def _reading(recipe: Recipe, policy: Policy, prompts: Prompts[Prompt]) -> Readin
 
     known = prompts.prompts
     count = min(OTHER_QUESTIONS, len(known))
-    others = [known[place * len(known) // count].text for place in range(count)]
+    others = [known[n * len(known) // count].text for n in range(count)]
     return Reading(policy, encode, others, max_tokens=recipe.sampling.max_tokens)

@@ -37,7 +37,7 @@ def starting_logprobs(recipe: Recipe, models: Models, batch: Batch, world: World
     if adapter is not None:
         is_base = _begins_as_base(adapter.options) and not trains_base(policy.model)
         return _without_adapter(policy).logprobs(batch) if is_base else None
-    weights = sum(each.numel() for each in policy.optimiser.weights.values())
+    weights = sum(weight.numel() for weight in policy.optimiser.weights.values())
     return None if recipe.weights != "float32" or weights > MOST_WEIGHTS else _by_loading(recipe, policy, batch, world)
 
 
@@ -48,10 +48,10 @@ def _by_loading(recipe: Recipe, policy: Policy, batch: Batch, world: World) -> T
         except ModelError as error:  # the other replicas have to know
             return str(error)
 
-    found = world.from_first(of_loaded)
-    if isinstance(found, str):
-        raise ModelError(found)
-    return found
+    loaded = world.from_first(of_loaded)
+    if isinstance(loaded, str):
+        raise ModelError(loaded)
+    return loaded
 
 
 def _loaded(recipe: Recipe, policy: Policy) -> Scorer:

@@ -88,8 +88,9 @@ def record_table(
     Half of a surrogate pair, which UTF-8 cannot hold, is written as its escape `\\ud83d`.
     """
     batch, lists = step.batch, _Lists(step)
-    rows = [(number, n, each) for number, group in enumerate(step.groups) for n, each in enumerate(group.rollouts)]
-    rollouts = [each for _, _, each in rows]
+    groups = enumerate(step.groups)
+    rows = [(number, n, rollout) for number, group in groups for n, rollout in enumerate(group.rollouts)]
+    rollouts = [rollout for _, _, rollout in rows]
     of_group = pa.array([number for number, _, _ in rows], pa.int32())
     measured = (~record.new_logprobs.isnan()).any(1).numpy()  # [B]
     columns: dict[str, pa.Array] = {
@@ -100,9 +101,9 @@ def record_table(
         **_completions(step.groups, lists, token_texts),
         **_outcomes(rollouts),
         "advantage": lists.means(record.advantages),
-        "policy_version": pa.array([each.policy_version for each in rollouts], pa.int64()),
-        "policy_versions": pa.array([each.versions for each in rollouts], pa.list_(pa.int64())),
-        "temperature": pa.array([each.temperature for each in rollouts], pa.float64()),
+        "policy_version": pa.array([rollout.policy_version for rollout in rollouts], pa.int64()),
+        "policy_versions": pa.array([rollout.versions for rollout in rollouts], pa.list_(pa.int64())),
+        "temperature": pa.array([rollout.temperature for rollout in rollouts], pa.float64()),
         "measured": pa.array(measured, pa.bool_()),
         **_episodes(step.groups),
         "loss_mask": lists.per_completion(pa.array(lists.flat(batch.loss_mask), pa.bool_())),
@@ -159,10 +160,10 @@ class _Lists:
         known = trained[inside]  # for each token of the completions
         chosen = trained[:, : top.token_ids.shape[1]]
         token_ids, logprobs = (values.numpy()[chosen] for values in (top.token_ids, top.logprobs))  # [N, K]
-        given = ~np.isnan(logprobs)
+        is_known = ~np.isnan(logprobs)
         counts = np.zeros(len(known), np.int64)
-        counts[known] = given.sum(1)
-        entries = _tokens(token_ids[given], logprobs[given], token_texts)
+        counts[known] = is_known.sum(1)
+        entries = _tokens(token_ids[is_known], logprobs[is_known], token_texts)
         of_tokens = pa.ListArray.from_arrays(_offsets(counts), entries, mask=pa.array(~known))
         return pa.ListArray.from_arrays(_offsets(np.where(rows, self.lengths, 0)), of_tokens, mask=pa.array(~rows))
 
@@ -182,12 +183,12 @@ def _offsets(lengths: np.ndarray[Any, Any]) -> pa.Array:
 
 def _tokens(ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any], token_texts: TokenTexts) -> pa.StructArray:
     """Return N token ids and log-probabilities as structs. [N] each"""
-    distinct, place = np.unique(ids, return_inverse=True)
+    distinct, index = np.unique(ids, return_inverse=True)
     texts = [token_texts.pieces_and_bytes([number], after=[number]) for number in distinct.tolist()]
     fields = (
         pa.array(ids, pa.int32()),
-        pa.array([piece for (piece,), _ in texts], pa.string()).take(pa.array(place)),
-        pa.array([octets for _, (octets,) in texts], pa.binary()).take(pa.array(place)),
+        pa.array([piece for (piece,), _ in texts], pa.string()).take(pa.array(index)),
+        pa.array([octets for _, (octets,) in texts], pa.binary()).take(pa.array(index)),
         pa.array(logprobs, pa.float32()),
     )
     return pa.StructArray.from_arrays(fields, fields=list(TOP.value_type.value_type))
@@ -203,7 +204,7 @@ def _prompts(groups: Sequence[Group], token_texts: TokenTexts) -> dict[str, pa.A
     pieces = [token_texts.pieces(group.prompt.token_ids) for group in groups]
     return {
         "prompt_id": _texts(group.prompt.id for group in groups),
-        "prompt": _texts("".join(each) for each in pieces),
+        "prompt": _texts("".join(of_prompt) for of_prompt in pieces),
         "prompt_token_ids": pa.array([group.prompt.token_ids for group in groups], pa.list_(pa.int32())),
         "prompt_pieces": pa.array(pieces, pa.list_(pa.string())),
         "answer": _texts(_answer(group.prompt.answer) for group in groups),
@@ -233,22 +234,22 @@ def _completions(groups: Sequence[Group], lists: _Lists, token_texts: TokenTexts
 
 def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
     """Return how the rollouts were rewarded and how they ended."""
-    names = sorted({name for each in rollouts for name in each.reward_parts})
-    parts = {_valid_utf8(name): pa.array([_part(each, name) for each in rollouts], pa.float64()) for name in names}
+    names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
+    parts = {_valid_utf8(name): _part(rollouts, name) for name in names}
     parts_struct = pa.StructArray.from_arrays(list(parts.values()), list(parts)) if parts else None
     return {
-        "reward": pa.array([each.reward if each.scored else None for each in rollouts], pa.float64()),
+        "reward": pa.array([rollout.reward if rollout.scored else None for rollout in rollouts], pa.float64()),
         **({} if parts_struct is None else {"reward_parts": parts_struct}),
-        "status": _texts(each.status for each in rollouts),
-        "right": pa.array([each.right for each in rollouts], pa.bool_()),
-        "finish_reason": _texts(str(each.finish_reason) for each in rollouts),
+        "status": _texts(rollout.status for rollout in rollouts),
+        "right": pa.array([rollout.right for rollout in rollouts], pa.bool_()),
+        "finish_reason": _texts(str(rollout.finish_reason) for rollout in rollouts),
     }
 
 
 def _episodes(groups: Sequence[Group]) -> dict[str, pa.Array]:
     """Return what only episodes of several turns have: further conversations, rewards of turns, and counts."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = pa.array([each.token_rewards for each in rollouts], pa.list_(pa.float32()))
+    rewards = pa.array([rollout.token_rewards for rollout in rollouts], pa.list_(pa.float32()))
     return {"forks": _forks(groups), "token_rewards": rewards, "counts": _counts(rollouts)}
 
 
@@ -258,11 +259,11 @@ def _counts(rollouts: Sequence[Rollout]) -> pa.Array:
     The seconds of calls are metrics alone: the record of a run that is repeated is the same.
     """
     counts = [
-        {name: count for name, count in each.counts.items() if not name.startswith(OF_THE_ENGINE)}
-        | {f"tools/calls/{name}": len(seconds) for name, seconds in each.tool_seconds.items()}
-        for each in rollouts
+        {name: count for name, count in rollout.counts.items() if not name.startswith(OF_THE_ENGINE)}
+        | {f"tools/calls/{name}": len(seconds) for name, seconds in rollout.tool_seconds.items()}
+        for rollout in rollouts
     ]
-    return pa.array([sorted(each.items()) or None for each in counts], COUNTS)
+    return pa.array([sorted(of_rollout.items()) or None for of_rollout in counts], COUNTS)
 
 
 def _forks(groups: Sequence[Group]) -> pa.Array:
@@ -280,9 +281,9 @@ def _forks(groups: Sequence[Group]) -> pa.Array:
     return pa.array(rows, FORKS)
 
 
-def _part(rollout: Rollout, name: str) -> float | None:
-    value = rollout.reward_parts.get(name)
-    return None if value is None or math.isnan(value) else value
+def _part(rollouts: Iterable[Rollout], name: str) -> pa.Array:
+    values = (rollout.reward_parts.get(name) for rollout in rollouts)
+    return pa.array([None if value is None or math.isnan(value) else value for value in values], pa.float64())
 
 
 def _answer(answer: Any) -> str | None:

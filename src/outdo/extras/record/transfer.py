@@ -71,9 +71,9 @@ class Transfer:
         for group in groups:
             rewards[group.prompt.id] += [rollout.reward for rollout in group.rollouts if rollout.scored]
         visits = {}
-        for prompt, each in rewards.items():
-            if each:
+        for prompt, rewards_of_prompt in rewards.items():
+            if rewards_of_prompt:
                 before = self.visits.get(prompt)
                 number = 1 if before is None else before.number + (before.step < step_index)
-                visits[prompt] = Visit(step_index, math.fsum(each) / len(each), number)
+                visits[prompt] = Visit(step_index, math.fsum(rewards_of_prompt) / len(rewards_of_prompt), number)
         return visits

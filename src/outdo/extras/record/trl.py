@@ -106,8 +106,10 @@ class TrlRecord(TrainerCallback):
         if micro_batches:
             rows = [
                 row
-                for each in micro_batches
-                for row in _rows(each, self._measure(each.inputs)[0], self._top_tokens(each.inputs))
+                for micro_batch in micro_batches
+                for row in _rows(
+                    micro_batch, self._measure(micro_batch.inputs)[0], self._top_tokens(micro_batch.inputs)
+                )
             ]
             self._write(state.global_step, rows)
 
@@ -146,13 +148,16 @@ class TrlRecord(TrainerCallback):
         length = inputs["completion_ids"].shape[1]
         token_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        found: list[list[Top]] = []
+        rows: list[list[Top]] = []
         for ids, read in zip(token_ids, mask, strict=True):
             logits = model(input_ids=ids[None], attention_mask=read[None]).logits[0, -length - 1 : -1]  # [t, V]
             top = top_tokens(logits, self.trainer.temperature, self.top)
-            found.append([list(zip(*pair, strict=True)) for pair in zip(*(each.tolist() for each in top), strict=True)])
+            pairs = zip(
+                *(column.tolist() for column in top), strict=True
+            )  # the ids and the log-probabilities of a token
+            rows.append([list(zip(*pair, strict=True)) for pair in pairs])
         model.train(training)
-        return found
+        return rows
 
     def _write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -164,7 +169,7 @@ class TrlRecord(TrainerCallback):
             step=step,
             tokenizer=self.trainer._tokenizer,
             rewards=rewards,
-            reward_parts={name: [each[name] for each in parts] for name in parts[0]},
+            reward_parts={name: [parts_of_row[name] for parts_of_row in parts] for name in parts[0]},
             temperature=self.trainer.temperature,
             objective=self.objective,
             tokens=tokens,
@@ -201,14 +206,14 @@ def _rows(micro_batch: _MicroBatch, new: Tensor, new_top: list[list[Top]] | None
     return [
         {
             "prompts": inputs["prompt_ids"][b][inputs["prompt_mask"][b].bool()].tolist(),
-            **{name: None if v is None else v[b, : kept["length"]].tolist() for name, v in per_token.items()},
+            **{name: None if v is None else v[b, : outcome["length"]].tolist() for name, v in per_token.items()},
             **{
-                name: None if top is None else top[b][: kept["length"]]
+                name: None if top is None else top[b][: outcome["length"]]
                 for name, top in (("old_top", micro_batch.top), ("new_top", new_top))
             },
-            **{name: kept[name] for name in ("rewards", "reward_parts", "group_spread", "answers", "truncated")},
+            **{name: outcome[name] for name in ("rewards", "reward_parts", "group_spread", "answers", "truncated")},
         }
-        for b, kept in enumerate(inputs[OUTCOMES_KEY])
+        for b, outcome in enumerate(inputs[OUTCOMES_KEY])
     ]
 
 
@@ -281,10 +286,10 @@ def _spread_metrics(groups: Sequence[_Spread]) -> dict[str, float]:
         return {}
     return {
         "num_groups": float(len(scored)),
-        "reward_std": _deviation([reward for each in scored for reward in each.rewards]),
-        "reward_group_std": mean(_deviation(each.rewards) for each in scored),
-        "frac_reward_zero_std": mean(float(not rewards_differ(torch.tensor(each.rewards))) for each in scored),
-        "frac_zero_advantage": mean(float(not each.has_signal) for each in scored),
+        "reward_std": _deviation([reward for group in scored for reward in group.rewards]),
+        "reward_group_std": mean(_deviation(group.rewards) for group in scored),
+        "frac_reward_zero_std": mean(float(not rewards_differ(torch.tensor(group.rewards))) for group in scored),
+        "frac_zero_advantage": mean(float(not group.has_signal) for group in scored),
     }
 
 

@@ -53,7 +53,7 @@ class QuestionRead:
 
     def line(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        reads = [{**asdict(each.swap), "lost": each.lost, "ratio": each.ratio} for each in self.reads]
+        reads = [{**asdict(read.swap), "lost": read.lost, "ratio": read.ratio} for read in self.reads]
         return {"id": self.id, "question": self.question, "answers": self.answers, "reads": reads}
 
 
@@ -68,7 +68,7 @@ class Reading:
         self.policy = policy
         self.max_tokens = max_tokens
         self.encode = encode
-        self.questions = [question for each in questions if (question := question_of(each))]
+        self.questions = [question for prompt in questions if (question := question_of(prompt))]
 
     @cached_property
     def places(self) -> list[str]:
@@ -109,35 +109,35 @@ class Reading:
         rows = iter(sums)
         return [_question_read(case, rows) for case in cases]
 
-    def metrics(self, found: Sequence[QuestionRead]) -> dict[str, float]:
+    def metrics(self, questions: Sequence[QuestionRead]) -> dict[str, float]:
         """Return what answers lose without a word, `reads/mean` and `reads/PLACE`, and which share of them loses it.
 
         The shares are `reads_ratio/mean` and `reads_ratio/PLACE`; `reads/questions` is the number of questions.
         """
         reads: defaultdict[str, list[Read]] = defaultdict(list)
-        for each in (read for question in found for read in question.reads):
-            reads["mean"].append(each)
-            if each.swap.place in self.places:
-                reads[each.swap.place].append(each)
-        means = {f"reads/{name}": fmean(each.lost for each in values) for name, values in reads.items()}
-        shares = {f"reads_ratio/{name}": fmean(each.ratio for each in values) for name, values in reads.items()}
-        return means | shares | ({"reads/questions": float(len(found))} if found else {})
+        for read in (read for question in questions for read in question.reads):
+            reads["mean"].append(read)
+            if read.swap.place in self.places:
+                reads[read.swap.place].append(read)
+        means = {f"reads/{name}": fmean(read.lost for read in values) for name, values in reads.items()}
+        shares = {f"reads_ratio/{name}": fmean(read.ratio for read in values) for name, values in reads.items()}
+        return means | shares | ({"reads/questions": float(len(questions))} if questions else {})
 
     def _case(self, group: Group, answers: int | None) -> "_Case | None":
         prompt = group.prompt
         question = question_of(prompt.text)
-        rollouts = [each for each in group.rollouts if any(each.loss_mask) and not each.forks][:answers]
+        rollouts = [rollout for rollout in group.rollouts if any(rollout.loss_mask) and not rollout.forks][:answers]
         # An environment may write its prompts in another way: then another question cannot be put into them.
         if not question or not rollouts or tuple(self.encode(prompt, prompt.text)) != prompt.token_ids:
             return None
         longest = math.inf if self.policy.context is None else self.policy.context
-        longest -= max(len(each.token_ids) for each in rollouts)
-        found = [
+        longest -= max(len(rollout.token_ids) for rollout in rollouts)
+        fitting = [
             (swap, tuple(self.encode(prompt, with_question(prompt.text, swap.of(question)))))
-            for swap in swaps(question, [each for each in self.questions if each != question])
+            for swap in swaps(question, [other for other in self.questions if other != question])
         ]
-        found = [(swap, ids) for swap, ids in found if len(ids) <= longest]
-        return _Case(prompt, question, rollouts, found) if found else None
+        fitting = [(swap, ids) for swap, ids in fitting if len(ids) <= longest]
+        return _Case(prompt, question, rollouts, fitting) if fitting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,5 +174,5 @@ def _question_read(case: _Case, sums: Iterator[float]) -> QuestionRead:
     reads: list[Read] = []
     for (swap, _), other in zip(case.swapped, others, strict=True):
         lost = [before - without for before, without in zip(whole, other, strict=True)]
-        reads.append(Read(swap=swap, lost=fmean(lost), ratio=fmean(each >= IS_READ for each in lost)))
+        reads.append(Read(swap=swap, lost=fmean(lost), ratio=fmean(nats >= IS_READ for nats in lost)))
     return QuestionRead(id=case.prompt.id, question=case.question, answers=len(case.rollouts), reads=reads)

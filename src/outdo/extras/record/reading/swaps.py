@@ -78,14 +78,15 @@ def swaps(question: str, others: Sequence[str]) -> list[Swap]:
     is replaced. At most `MOST` words are.
     """
     words = _words(question)
-    aligned = sorted(_align(question, others), key=lambda each: -each.equal)
+    aligned = sorted(_align(question, others), key=lambda pair: -pair.equal)
     if not words or not aligned:
         return []
     shared = _shared(aligned, len(words))
     common = [count >= COMMON * len(aligned) for count in shared]
     signs = [not re.search(r"\w", question[start:end]) for start, end in words]
     fixed = [is_common or is_sign for is_common, is_sign in zip(common, signs, strict=True)]
-    rarest = sorted(_replacements(aligned, fixed), key=lambda each: (min(shared[each[0] : each[1]]), each[0]))[:MOST]
+    replacements = _replacements(aligned, fixed)
+    rarest = sorted(replacements, key=lambda span: (min(shared[span[0] : span[1]]), span[0]))[:MOST]
     named = common if sum(common) >= TEMPLATE * len(words) else [False] * len(words)
     return _numbered(
         Swap(
@@ -100,8 +101,8 @@ def swaps(question: str, others: Sequence[str]) -> list[Swap]:
 
 def named_places(questions: Sequence[str]) -> list[str]:
     """Return at most `MOST_PLACES` places, those that most questions have, of those that `RECURS` of them have."""
-    found = Counter(swap.place for question in questions for swap in swaps(question, questions) if swap.place)
-    often = [place for place, count in found.most_common() if count >= RECURS * len(questions)]
+    counts = Counter(swap.place for question in questions for swap in swaps(question, questions) if swap.place)
+    often = [place for place, count in counts.most_common() if count >= RECURS * len(questions)]
     return often[:MOST_PLACES]
 
 
@@ -109,48 +110,48 @@ def question_of(text: Text) -> str:
     """Return what is asked: the text, or the content of the last message of a user."""
     if isinstance(text, str):
         return text
-    return next((str(each["content"]) for each in reversed(text) if each["role"] == "user"), "")
+    return next((str(message["content"]) for message in reversed(text) if message["role"] == "user"), "")
 
 
 def with_question(text: Text, question: str) -> Text:
     """Return the text or the messages with another question (`question_of`) in its place."""
     if isinstance(text, str):
         return question
-    last = max(place for place, each in enumerate(text) if each["role"] == "user")
-    return [{**each, "content": question} if place == last else each for place, each in enumerate(text)]
+    last = max(index for index, message in enumerate(text) if message["role"] == "user")
+    return [{**message, "content": question} if index == last else message for index, message in enumerate(text)]
 
 
 def _shared(aligned: Sequence[_Aligned], count: int) -> list[int]:
     """Return how many of the other questions have each word of the question in its place. [count]"""
     shared = [0] * count
-    for tag, start, end, _, _ in (code for each in aligned for code in each.codes):
+    for tag, start, end, _, _ in (code for pair in aligned for code in pair.codes):
         for word in range(start, end):
             shared[word] += tag == "equal"
     return shared
 
 
 def _align(question: str, others: Sequence[str]) -> Iterator[_Aligned]:
-    own = WORD.findall(question)
+    ours = WORD.findall(question)
     for other in dict.fromkeys(others):
         theirs = WORD.findall(other)
-        if theirs != own:
-            yield _Aligned(other, _words(other), _opcodes(own, theirs))
+        if theirs != ours:
+            yield _Aligned(other, _words(other), _opcodes(ours, theirs))
 
 
-def _opcodes(own: Sequence[str], theirs: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
+def _opcodes(ours: Sequence[str], theirs: Sequence[str]) -> Sequence[tuple[str, int, int, int, int]]:
     """Return which words are in the place of which: one by one where that makes at least `TEMPLATE` of them equal.
 
     Elsewhere the longest equal passages are found first. In `3 plus 5` and `5 plus 2` that would be the 5.
     """
-    equal = [mine == other for mine, other in zip(own, theirs, strict=False)]
-    if len(own) == len(theirs) and sum(equal) >= TEMPLATE * len(own):
-        tags = ("equal" if each else "replace" for each in equal)
+    equal = [mine == other for mine, other in zip(ours, theirs, strict=False)]
+    if len(ours) == len(theirs) and sum(equal) >= TEMPLATE * len(ours):
+        tags = ("equal" if is_equal else "replace" for is_equal in equal)
         return [(tag, word, word + 1, word, word + 1) for word, tag in enumerate(tags)]
-    return SequenceMatcher(None, own, theirs, autojunk=False).get_opcodes()
+    return SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
 
 
 def _words(text: str) -> list[tuple[int, int]]:
-    return [found.span() for found in WORD.finditer(text)]
+    return [match.span() for match in WORD.finditer(text)]
 
 
 def _replacements(aligned: Sequence[_Aligned], fixed: Sequence[bool]) -> list[tuple[int, int, str]]:
@@ -159,21 +160,21 @@ def _replacements(aligned: Sequence[_Aligned], fixed: Sequence[bool]) -> list[tu
     A word that no other question has a word for is hidden.
     """
     taken = list(fixed)
-    found: list[tuple[int, int, str]] = []
+    replacements: list[tuple[int, int, str]] = []
 
     def take(start: int, end: int, other: str) -> None:
         if not any(taken[start:end]):
-            found.append((start, end, other))
+            replacements.append((start, end, other))
             taken[start:end] = [True] * (end - start)
 
-    for each in aligned:
-        for start, end, other in each.replaced():
+    for pair in aligned:
+        for start, end, other in pair.replaced():
             take(start, end, other)
-    for tag, start, end, _, _ in (code for each in aligned for code in each.codes):
+    for tag, start, end, _, _ in (code for pair in aligned for code in pair.codes):
         if tag == "delete":
             for word in range(start, end):
                 take(word, word + 1, "")
-    return found
+    return replacements
 
 
 def _place(question: str, words: Sequence[tuple[int, int]], common: Sequence[bool], start: int, end: int) -> str:
@@ -187,12 +188,12 @@ def _place(question: str, words: Sequence[tuple[int, int]], common: Sequence[boo
     return " ".join([*before, "_", *after]) if before or after else ""
 
 
-def _numbered(found: Iterable[Swap]) -> list[Swap]:
+def _numbered(swaps: Iterable[Swap]) -> list[Swap]:
     """Return the swaps, of which no two have the same place: the second has `_2` in its name in the place of `_`."""
     seen: Counter[str] = Counter()
     numbered: list[Swap] = []
-    for each in found:
-        seen[each.place] += 1
-        often = seen[each.place]
-        numbered.append(each if often == 1 else replace(each, place=each.place.replace("_", f"_{often}", 1)))
+    for swap in swaps:
+        seen[swap.place] += 1
+        often = seen[swap.place]
+        numbered.append(swap if often == 1 else replace(swap, place=swap.place.replace("_", f"_{often}", 1)))
     return numbered
