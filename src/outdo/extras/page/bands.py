@@ -35,11 +35,11 @@ class Band(NamedTuple):
 
     def value(self, metrics: Sequence[Mapping[str, Any]]) -> float | None:
         """Return the mean of the metric over the steps, from the lines of `metrics.jsonl`; None if a step lacks it."""
-        values = ((number_or_none(line.get("step")), number_or_none(line.get(self.metric))) for line in metrics)
-        by_step = {step: value for step, value in values if value is not None}
-        found = [by_step.get(step) for step in range(self.first, self.last + 1)]
-        numbers = [value for value in found if value is not None]
-        return fmean(numbers) if len(numbers) == len(found) else None
+        measured = ((number_or_none(line.get("step")), number_or_none(line.get(self.metric))) for line in metrics)
+        by_step = {step: value for step, value in measured if value is not None}
+        values = [by_step.get(step) for step in range(self.first, self.last + 1)]
+        numbers = [value for value in values if value is not None]
+        return fmean(numbers) if len(numbers) == len(values) else None
 
     def holds(self, value: float | None) -> bool:
         return value is not None and self.low <= value <= self.high
@@ -62,10 +62,10 @@ def read_bands(path: Path) -> list[Band]:
 
 def _band(metric: str, steps: str, ends: Any) -> Band | None:
     """Return the band of an entry; None if the entry has another form."""
-    given = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", steps)
+    span = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", steps)
     numbers = ends if isinstance(ends, list) and all(type(end) in (int, float) for end in ends) else []
-    found = [number_or_none(end) for end in numbers]
-    if given is None or len(found) != 2 or found[0] is None or found[1] is None:
+    bounds = [number_or_none(number) for number in numbers]
+    if span is None or len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
         return None
-    first, last = int(given[1]), int(given[2] or given[1])
-    return Band(metric, first, last, found[0], found[1]) if first <= last and found[0] <= found[1] else None
+    first, last = int(span[1]), int(span[2] or span[1])
+    return Band(metric, first, last, bounds[0], bounds[1]) if first <= last and bounds[0] <= bounds[1] else None

@@ -112,8 +112,8 @@ def _encoded_steps(
     others = [] if view.steps or view.groups else [step for step in spread_out(recorded) if step not in leading]
     entries: dict[int, dict[str, Any]] = {}
     left = view.size
-    for place, step in enumerate([*leading, *others]):
-        share = left // max(1, len(leading) - place)
+    for number, step in enumerate([*leading, *others]):
+        share = left // max(1, len(leading) - number)
         try:
             entry = _encoded_step(folder, step, leading.get(step, ""), view, share)
         except RunFolderError as error:
@@ -217,7 +217,7 @@ class RunData:
     @property
     def examples(self) -> list[list[str]]:
         """Answers of the last evaluation, if a finding puts a reward that rose in doubt: `[question, answer]`."""
-        return rewarded_completions(self.folder) if any(each["is_hack"] for each in self.findings) else []
+        return rewarded_completions(self.folder) if any(finding["is_hack"] for finding in self.findings) else []
 
     @property
     def all_findings(self) -> list[dict[str, Any]]:
@@ -285,7 +285,7 @@ def _glossary_texts(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the glossary entries of the metrics that have one."""
     entries = {name: glossary.entry(name) for name in names}
     fields = ("title", "what", "healthy", "otherwise", "better", "topic", "n")
-    return {name: {key: getattr(each, key) for key in fields} for name, each in entries.items() if each is not None}
+    return {name: {key: getattr(entry, key) for key in fields} for name, entry in entries.items() if entry is not None}
 
 
 def _description(folder: Path, run_data: RunData, recorded: Sequence[int]) -> list[list[str]]:

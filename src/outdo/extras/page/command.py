@@ -132,7 +132,7 @@ def _missing_from(run: Path, arguments: InspectArguments) -> Iterator[str]:
 
 
 def _not_recorded(run: Path, step: int, known: Sequence[int]) -> str:
-    names = [str(each) for each in known]
+    names = [str(number) for number in known]
     if len(names) > 2 * NAMED:
         names = [*names[:NAMED], "...", *names[-NAMED:]]
     return f"{run}: step {step} is not recorded; recorded steps: {', '.join(names) or 'none'}"
@@ -158,8 +158,8 @@ def _comparison(run: Path, checkpoints: tuple[int, int], steps: Sequence[int]) -
     if not recorded:
         return None
     latest = max(checkpoints)
-    step = steps[0] if steps else max((each for each in recorded if each <= latest), default=recorded[0])
-    return compare_checkpoints(step, *(run / "checkpoints" / checkpoint_name(each) for each in checkpoints))
+    step = steps[0] if steps else max((number for number in recorded if number <= latest), default=recorded[0])
+    return compare_checkpoints(step, *(run / "checkpoints" / checkpoint_name(number) for number in checkpoints))
 
 
 def _serve(runs: Sequence[Path], view: View, port: int, display: Display) -> None:

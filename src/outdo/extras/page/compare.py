@@ -59,8 +59,8 @@ def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
         scores = scores.where(batch.previous >= 0, torch.nan)
     values: list[Any] = [None] * len(order)
     lengths = batch.attention_mask.sum(1)
-    for row, place in enumerate(order):
-        values[place] = scores[row, batch.prompt_lengths[row] : lengths[row]].to(torch.float32).numpy()
+    for row, index in enumerate(order):
+        values[index] = scores[row, batch.prompt_lengths[row] : lengths[row]].to(torch.float32).numpy()
     return values
 
 
@@ -68,16 +68,16 @@ def _batch(table: Table) -> tuple[Batch, Sequence[int]]:
     """Return the completions as a batch that scores all of their tokens, and the table row of each batch row."""
     rows = table.select([name for name in SCORED_COLUMNS if name in table.column_names]).to_pylist()
     members: dict[int, list[int]] = {}
-    for place, row in enumerate(rows):
-        members.setdefault(row["group"], []).append(place)
-    places = [place for same in members.values() for place in same]
+    for index, row in enumerate(rows):
+        members.setdefault(row["group"], []).append(index)
+    places = [index for same in members.values() for index in same]
     batch = Batch.of_tokens(
-        [rows[place]["prompt_token_ids"] for place in places],
-        [rows[place]["token_ids"] for place in places],
+        [rows[index]["prompt_token_ids"] for index in places],
+        [rows[index]["token_ids"] for index in places],
         group=[number for number, same in members.items() for _ in same],
-        temperature=[rows[place].get("temperature") or 1.0 for place in places],
+        temperature=[rows[index].get("temperature") or 1.0 for index in places],
     )
-    forks = [_forks(rows[place]) for place in places]
+    forks = [_forks(rows[index]) for index in places]
     return batch.with_(previous=previous_columns(forks, batch.token_ids.shape[1])), places
 
 

@@ -46,10 +46,11 @@ def command(
         raise typer.Exit(0 if _are_within(runs, read_bands(band), console, as_json) else 1)
     settings = {str(run): dict(flatten(run_files.table(run, "recipe.toml", print_warning))) for run in runs}
     metrics = {str(run): _last_metrics(run) for run in runs}
-    differing, measured = _differing(settings), list(dict.fromkeys(name for each in metrics.values() for name in each))
+    differing = _differing(settings)
+    measured = list(dict.fromkeys(name for of_run in metrics.values() for name in of_run))
     if as_json:
-        found = {"settings": _side_by_side(settings, differing), "metrics": _side_by_side(metrics, measured)}
-        console.file.write(json.dumps({"runs": list(settings), **found}) + "\n")
+        tables = {"settings": _side_by_side(settings, differing), "metrics": _side_by_side(metrics, measured)}
+        console.file.write(json.dumps({"runs": list(settings), **tables}) + "\n")
         return
     _print_settings(settings, differing, console)
     console.print(_table("last metrics", metrics, measured))
@@ -66,15 +67,15 @@ def _check(runs: Sequence[Path], at_least: int) -> None:
 def _are_within(runs: Sequence[Path], bands: Sequence[Band], console: Console, as_json: bool) -> bool:
     """Print the values of each band's metric; return whether all are inside."""
     columns = {str(run): _metrics_from_step_0(run) for run in runs}
-    values = [{run: band.value(metrics) for run, metrics in columns.items()} for band in bands]
-    outside = sum(not band.holds(value) for band, each in zip(bands, values, strict=True) for value in each.values())
+    values = [[band.value(metrics) for metrics in columns.values()] for band in bands]
+    outside = sum(not band.holds(value) for band, row in zip(bands, values, strict=True) for value in row)
     if as_json:
-        rows = [band._asdict() | {"values": list(each.values())} for band, each in zip(bands, values, strict=True)]
+        rows = [band._asdict() | {"values": row} for band, row in zip(bands, values, strict=True)]
         console.file.write(json.dumps({"runs": list(columns), "bands": rows, "outside": outside}) + "\n")
         return not outside
     table = Table("metric", "steps", "band", *(escape(for_terminal(run)) for run in columns))
-    for band, each in zip(bands, values, strict=True):
-        cells = (_judged(band, value) for value in each.values())
+    for band, row in zip(bands, values, strict=True):
+        cells = (_judged(band, value) for value in row)
         table.add_row(escape(for_terminal(band.metric)), band.steps, f"{band.low:g} to {band.high:g}", *cells)
     console.print(table)
     print_line(console, f"outside: {outside} of {counted(len(bands) * len(columns), 'value')}")
@@ -94,13 +95,13 @@ def _judged(band: Band, value: float | None) -> str:
 
 def _differing(settings: Columns) -> list[str]:
     """Return the settings that are not the same in all runs that have a recipe, apart from the name of the run."""
-    known = [each for each in settings.values() if each]
-    names = sorted({name for each in known for name in each} - {"run"})
-    return [name for name in names if len({each.get(name) for each in known}) > 1]
+    known = [of_run for of_run in settings.values() if of_run]
+    names = sorted({name for of_run in known for name in of_run} - {"run"})
+    return [name for name in names if len({of_run.get(name) for of_run in known}) > 1]
 
 
 def _print_settings(settings: Columns, differing: Sequence[str], console: Console) -> None:
-    unknown = [run for run, each in settings.items() if not each]
+    unknown = [run for run, of_run in settings.items() if not of_run]
     for run in unknown:
         print_line(console, f"{run}: its settings are not known, because it has no recipe.toml")
     if differing:
@@ -111,7 +112,7 @@ def _print_settings(settings: Columns, differing: Sequence[str], console: Consol
 
 def _side_by_side(columns: Columns, rows: Sequence[str]) -> dict[str, list[Any]]:
     """Return the values of each row in the order of the runs; null where a run has none."""
-    return {name: [each.get(name) for each in columns.values()] for name in rows}
+    return {name: [of_run.get(name) for of_run in columns.values()] for name in rows}
 
 
 def _last_metrics(run: Path) -> dict[str, float]:
@@ -132,7 +133,7 @@ def _last_metrics(run: Path) -> dict[str, float]:
 def _table(title: str, columns: Columns, rows: Sequence[str]) -> Table:
     table = Table(title, *(escape(for_terminal(name)) for name in columns), title_justify="left")
     for name in rows:
-        cells = (_cell(each.get(name)) for each in columns.values())
+        cells = (_cell(of_run.get(name)) for of_run in columns.values())
         table.add_row(escape(for_terminal(name)), *cells)
     return table
 

@@ -169,7 +169,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
     Where a metric falls or jumps from one step to the next, a mean would draw a slope that never was.
     """
     reach = max(2, len(values) // 15)
-    return [median(values[max(0, place - reach) : place + reach + 1]) for place in range(len(values))]
+    return [median(values[max(0, n - reach) : n + reach + 1]) for n in range(len(values))]
 
 
 def _finite(value: object) -> bool:

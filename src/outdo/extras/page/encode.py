@@ -105,9 +105,9 @@ def pack(table: Table) -> bytes:
     return struct.pack("<I", len(header_bytes)) + header_bytes + bytes(body.content)
 
 
-def rounded(values: Floats, kept: int = KEPT_BITS) -> Floats:
+def rounded(values: Floats, mantissa: int = KEPT_BITS) -> Floats:
     """Round `values` to so many bits of mantissa (ties to even). Infinities stay; all NaNs get the same bits."""
-    dropped = 23 - kept
+    dropped = 23 - mantissa
     bits = values.view(numpy.uint32)
     half = numpy.uint32((1 << (dropped - 1)) - 1)
     nearest = (bits + half + ((bits >> dropped) & 1)) & numpy.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
@@ -118,17 +118,17 @@ def _add_columns(body: "_Body", columns: Mapping[str, Array | None]) -> dict[str
     """Store the columns with one entry for each token, first those that others are stored as differences from."""
     places = {name: body.add(values) for name, values in columns.items() if name not in STORED_AS_DIFFERENCE}
     for name in [name for name in STORED_AS_DIFFERENCE if name in columns]:
-        kept = COARSE_BITS if name in COARSE else KEPT_BITS
+        bits = COARSE_BITS if name in COARSE else KEPT_BITS
         places[name] = _add_difference(
-            body, columns[name], columns.get(STORED_AS_DIFFERENCE[name]), STORED_AS_DIFFERENCE[name], kept
+            body, columns[name], columns.get(STORED_AS_DIFFERENCE[name]), STORED_AS_DIFFERENCE[name], bits
         )
     return places
 
 
-def _add_difference(body: "_Body", values: Floats | None, old: Floats | None, base: str, kept: int) -> dict[str, Any]:
+def _add_difference(body: "_Body", values: Floats | None, old: Floats | None, base: str, bits: int) -> dict[str, Any]:
     """Store a log-probability as its difference from another one, if that is known; return its place."""
     difference = None if values is None or old is None else _difference(values, old)
-    return body.add(values) if difference is None else {**body.add(difference, kept), "beside": base}
+    return body.add(values) if difference is None else {**body.add(difference, bits), "beside": base}
 
 
 def _difference(values: Floats, old: Floats) -> Floats | None:
@@ -147,20 +147,20 @@ class _Body:
         self.content = bytearray()
         self._places: dict[bytes, int] = {}
 
-    def add(self, values: Array | None, kept: int = KEPT_BITS) -> dict[str, Any]:
+    def add(self, values: Array | None, bits: int = KEPT_BITS) -> dict[str, Any]:
         """Store a column (None: no value is known) and return its place."""
         if values is None:
             return {"kind": "constant", "value": None}
         if values.dtype == numpy.float32:
-            values = rounded(values, kept)
+            values = rounded(values, bits)
         if (constant := _constant(values)) is not None:
             return constant
         kind = {"f4": "f32", "u4": "u32", "u1": "u8"}[values.dtype.str[1:]]
         planes = values.view(numpy.uint8).reshape(len(values), -1).T.tobytes()
-        place = self._places.setdefault(planes, len(self.content))
-        if place == len(self.content):
+        offset = self._places.setdefault(planes, len(self.content))
+        if offset == len(self.content):
             self.content += planes
-        return {"kind": kind, "offset": place, "count": len(values)}
+        return {"kind": kind, "offset": offset, "count": len(values)}
 
 
 def _constant(values: Array) -> dict[str, Any] | None:
@@ -230,8 +230,8 @@ def _groups(table: Table, vocabulary: _Vocabulary) -> tuple[list[dict[str, Any]]
             order, prompts, _row_dicts(heads, "prompt_id", "answer", "baseline"), strict=True
         )
     ]
-    place = {number: index for index, number in enumerate(order)}
-    return groups, [place[number] for number in numbers]
+    index_of = {number: index for index, number in enumerate(order)}
+    return groups, [index_of[number] for number in numbers]
 
 
 def _rows(table: Table, groups: Sequence[int], lengths: Array) -> list[dict[str, Any]]:
@@ -278,12 +278,12 @@ def floats_of(table: Table, name: str, lengths: Array) -> Floats | None:
     """Return a list column, all rows one after another, with NaN for null rows; None if there is no such column."""
     if name not in table.column_names or pyarrow.types.is_null(table[name].type):
         return None
-    own = lengths_of(table, name)
-    if ((own != lengths) & (own != 0)).any():
+    own_lengths = lengths_of(table, name)
+    if ((own_lengths != lengths) & (own_lengths != 0)).any():
         raise ValueError(f"{name} does not have one entry per token")
     values = numpy.full(lengths.sum(), numpy.nan, numpy.float32)
     flat = table[name].combine_chunks().flatten().cast(pyarrow.float32())
-    values[numpy.repeat(own == lengths, lengths)] = flat.to_numpy(zero_copy_only=False)
+    values[numpy.repeat(own_lengths == lengths, lengths)] = flat.to_numpy(zero_copy_only=False)
     return values
 
 
@@ -304,10 +304,10 @@ def _top_tokens(table: Table, vocabulary: _Vocabulary) -> tuple[dict[str, Array]
         of_tokens = lists.flatten()
         counts = of_tokens.value_lengths().fill_null(0).to_numpy()
         entries = of_tokens.flatten()
-        place = numpy.arange(len(entries)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
+        rank = numpy.arange(len(entries)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
         token = numpy.repeat(numpy.arange(len(counts)), counts)
-        shown = place < TOP_COUNT
-        at = (token * TOP_COUNT + place)[shown]
+        shown = rank < TOP_COUNT
+        at = (token * TOP_COUNT + rank)[shown]
         columns[name] = numpy.zeros(len(counts) * TOP_COUNT, numpy.uint32)
         columns[name][at] = _top_indices(entries, vocabulary)[shown]
         columns[f"{name}_logprobs"] = numpy.full(len(counts) * TOP_COUNT, numpy.nan, numpy.float32)
@@ -318,10 +318,10 @@ def _top_tokens(table: Table, vocabulary: _Vocabulary) -> tuple[dict[str, Array]
 def _top_indices(entries: Any, vocabulary: _Vocabulary) -> Array:
     """Return the indices of tokens in the vocabulary; a token id has one text here."""
     ids = entries.field("token_id").to_numpy(zero_copy_only=False)
-    _, first, place = numpy.unique(ids, return_index=True, return_inverse=True)
+    _, first, inverse = numpy.unique(ids, return_index=True, return_inverse=True)
     distinct = entries.take(pyarrow.array(first)).to_pylist()
-    indices = [vocabulary.index_of(each["token_id"], each["piece"], each["token_bytes"]) for each in distinct]
-    return numpy.array(indices, numpy.uint32)[place] if indices else numpy.zeros(0, numpy.uint32)
+    indices = [vocabulary.index_of(token["token_id"], token["piece"], token["token_bytes"]) for token in distinct]
+    return numpy.array(indices, numpy.uint32)[inverse] if indices else numpy.zeros(0, numpy.uint32)
 
 
 def _trained(table: Table, lengths: Array) -> Array | None:

@@ -41,14 +41,14 @@ def entry(metric: str) -> Entry | None:
 
     For a member of a family (`rewards/*/mean`), its own name replaces the `*`.
     """
-    for each in entries():
-        head, star, tail = each.name.partition("*")
-        if not star and metric == each.name:
-            return each
+    for known in entries():
+        head, star, tail = known.name.partition("*")
+        if not star and metric == known.name:
+            return known
         room = len(metric) > len(head + tail)
         if star and room and metric.startswith(head) and metric.endswith(tail):
             middle = metric[len(head) : len(metric) - len(tail)]
-            return replace(each, name=metric, title=each.title.replace("*", middle))
+            return replace(known, name=metric, title=known.title.replace("*", middle))
     return None
 
 
@@ -56,13 +56,13 @@ def entry(metric: str) -> Entry | None:
 def words() -> dict[str, str]:
     """Return the words that a step's line, the page and the doctor show: the metric of each, or what it means."""
     texts = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["words"]
-    titles = {each.title.lower(): each.name for each in entries() if "*" not in each.name}
+    titles = {known.title.lower(): known.name for known in entries() if "*" not in known.name}
     return titles | {word: " ".join(text.split()) for word, text in texts.items()}
 
 
 def nearest(metric: str, names: Sequence[str] | None = None) -> str | None:
     """Return the name in `names` (or of all entries) that is most similar to `metric`; None if none is similar."""
-    names = [*(each.name for each in entries()), *words()] if names is None else names
+    names = [*(known.name for known in entries()), *words()] if names is None else names
     ends = {name.rpartition("/")[2]: name for name in reversed(names)}  # so that `greedy` finds `eval/greedy`
     similar = errors.nearest(metric, [*names, *ends])
     return similar if similar is None or similar in names else ends[similar]

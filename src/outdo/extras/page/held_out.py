@@ -9,6 +9,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,12 @@ def rewarded_completions(folder: Path, count: int = 2) -> list[list[str]]:
     """Return `[question, answer]` of different answers of the last evaluation, those with the highest rewards first."""
     recorded = held_out_completions.evaluated_steps(folder)
     completions = [*(_completions_or_none(folder, recorded[-1]) or {}).values()] if recorded else []
-    completions.sort(key=lambda each: -(number_or_none(each.get("reward")) or 0.0))
-    different = {str(each["completion"]): each for each in reversed(completions)}  # the first question of equal answers
-    chosen = [each for each in completions if different[str(each["completion"])] is each][:count]
-    return [[_question(each)[0], shortened(str(each["completion"]), LONGEST)] for each in chosen]
+    completions.sort(key=lambda completion: -(number_or_none(completion.get("reward")) or 0.0))
+    different: dict[str, Mapping[str, Any]] = {}
+    for completion in completions:
+        different.setdefault(str(completion["completion"]), completion)  # the first question of equal answers
+    chosen = islice(different.items(), count)
+    return [[_question(completion)[0], shortened(text, LONGEST)] for text, completion in chosen]
 
 
 # ---------------------------------------------------------------------------------------------------- reading answers
@@ -133,12 +136,12 @@ def _completions(folder: Path, step: int) -> Completions:
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
     completions = held_out_completions.read(folder, step)
-    kind = "greedy" if any(each["kind"] == "greedy" for each in completions) else "sampled"
-    found: dict[str, Mapping[str, Any]] = {}
-    for each in completions:
-        if each["kind"] == kind:
-            found.setdefault(str(each["id"]), each)
-    return found
+    kind = "greedy" if any(completion["kind"] == "greedy" for completion in completions) else "sampled"
+    by_question: dict[str, Mapping[str, Any]] = {}
+    for completion in completions:
+        if completion["kind"] == kind:
+            by_question.setdefault(str(completion["id"]), completion)
+    return by_question
 
 
 def _completions_or_none(folder: Path, step: int) -> Completions | None:
@@ -186,7 +189,8 @@ def _data(folder: Path, evaluations: Mapping[int, Completions], pair: tuple[int,
         "ids": [shortened(question, 100) for question in first],
         "questions": [_question(completion) for completion in first.values()],
         "values": [
-            [_number(_value(completions.get(each), by)) for each in first] for completions in evaluations.values()
+            [_number(_value(completions.get(question), by)) for question in first]
+            for completions in evaluations.values()
         ],
         "texts": [texts[step] for step in evaluations],
         "reads": _reads(folder, [*evaluations], first),
@@ -203,18 +207,18 @@ def _reads_after(folder: Path, step: int, questions: Iterable[str]) -> list[list
         lines = reads.read(folder, "held_out", step)
     except RunFolderError:
         lines = []
-    found = {str(line["id"]): line for line in lines if len(line["question"]) <= LONGEST}
-    return [_read(found[each]) if each in found else None for each in questions]
+    by_question = {str(line["id"]): line for line in lines if len(line["question"]) <= LONGEST}
+    return [_read(by_question[question]) if question in by_question else None for question in questions]
 
 
 def _read(line: Mapping[str, Any]) -> list[Any]:
-    nats = [[each["start"], each["end"], round(number_or_none(each["lost"]) or 0.0, 2)] for each in line["reads"]]
+    nats = [[read["start"], read["end"], round(number_or_none(read["lost"]) or 0.0, 2)] for read in line["reads"]]
     return [line["question"], nats]
 
 
 def _texts(completions: Completions, questions: Iterable[str]) -> list[str | None]:
-    found = (completions.get(question) for question in questions)
-    return [None if completion is None else shortened(str(completion["completion"]), LONGEST) for completion in found]
+    answers = (completions.get(question) for question in questions)
+    return [None if answer is None else shortened(str(answer["completion"]), LONGEST) for answer in answers]
 
 
 def _question(completion: Mapping[str, Any]) -> list[str]:
@@ -234,12 +238,12 @@ def _number(value: float | None) -> float | int | None:
 def _by_priority(data: Mapping[str, Any], steps: Sequence[int], pair: tuple[int, int]) -> list[tuple[int, int]]:
     """Return `(evaluation, question)` of every text, the most important first; evaluation -1 is the question itself."""
     chosen = [steps.index(step) for step in pair if step in steps]
-    others = [place for place in spread_out(range(len(steps))) if place not in chosen]
-    shown = [data["values"][place] for place in chosen]
+    others = [number for number in spread_out(range(len(steps))) if number not in chosen]
+    shown = [data["values"][number] for number in chosen]
     questions = sorted(range(len(data["ids"])), key=lambda q: len({values[q] for values in shown}) < 2)
     return [
-        *((place, question) for question in questions for place in (-1, *chosen)),
-        *((place, question) for place in others for question in questions),
+        *((number, question) for question in questions for number in (-1, *chosen)),
+        *((number, question) for number in others for question in questions),
     ]
 
 
@@ -247,12 +251,12 @@ def _with_texts(data: Mapping[str, Any], order: Sequence[tuple[int, int]], most:
     """Return the data with the first `most` characters of texts in this order; later texts are None."""
     questions: list[Any] = [None] * len(data["ids"])
     texts: list[list[Any]] = [[None] * len(data["ids"]) for _ in data["texts"]]
-    for place, question in order:
-        found = data["questions"][question] if place < 0 else data["texts"][place][question]
-        most -= sum(map(len, found or ""))
+    for number, question in order:
+        text = data["questions"][question] if number < 0 else data["texts"][number][question]
+        most -= sum(map(len, text or ""))
         if most < 0:
             break
-        (questions if place < 0 else texts[place])[question] = found
+        (questions if number < 0 else texts[number])[question] = text
     return {**data, "questions": questions, "texts": texts}
 
 

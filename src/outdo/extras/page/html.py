@@ -93,8 +93,8 @@ def security_policy(*, live: bool = False) -> str:
 @cache
 def _sources() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the scripts and the styles of the page, in their order."""
-    own = (STATIC / "ORDER").read_text(encoding="utf-8").split()
-    scripts = tuple(_source(name) for name in (*VENDORED, *own))
+    ours = (STATIC / "ORDER").read_text(encoding="utf-8").split()
+    scripts = tuple(_source(name) for name in (*VENDORED, *ours))
     return scripts, tuple(_source(name) for name in STYLES)
 
 

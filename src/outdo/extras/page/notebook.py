@@ -73,7 +73,7 @@ def _step_html(step: Step, tokenizer: PreTrainedTokenizerBase | None, group: int
         )
     shown = step.groups[group]
     pushed = _pushed(step, group)
-    most = max((abs(each.leverage) for row in pushed for each in row), default=0.0)
+    most = max((abs(token.leverage) for row in pushed for token in row), default=0.0)
     token_texts = None if tokenizer is None else TokenTexts(tokenizer)
     before = shown.prompt.token_ids
     texts = [
@@ -117,22 +117,22 @@ def _pushed(step: Step, group: int) -> list[list[_Pushed]]:
     if passes:
         net, _ = net_pushes(batch, torch.stack([tokens["push"] for tokens in passes]).sum(0))
         old = passes[0]["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
-    found: list[list[_Pushed]] = []
+    rollouts: list[list[_Pushed]] = []
     for row, rollout in zip(rows.tolist(), step.groups[group].rollouts, strict=True):
         first = int(batch.prompt_lengths[row])
         numbers = torch.stack([net[row], old[row]], 1)[first : first + len(rollout.token_ids)]  # [t, 2]
-        found.append([_Pushed(*each) for each in numbers.tolist()])
-    return found
+        rollouts.append([_Pushed(*numbers_of_token) for numbers_of_token in numbers.tolist()])
+    return rollouts
 
 
 def _tokens(
     token_texts: TokenTexts, rollout: Rollout, after: Sequence[int], pushed: Sequence[_Pushed], most: float
 ) -> str:
     spans: list[str] = []
-    for piece, each in zip(token_texts.pieces(rollout.token_ids, after=after), pushed, strict=True):
-        level = round(LEVELS * math.sqrt(abs(each.leverage) / most)) if most else 0
-        kind = f' class="{"up" if each.net > 0 else "down"}{level}"' if level else ""
-        title = f"net push {each.net:+.3g}, probability {math.exp(each.logprob):.3g}"
+    for piece, token in zip(token_texts.pieces(rollout.token_ids, after=after), pushed, strict=True):
+        level = round(LEVELS * math.sqrt(abs(token.leverage) / most)) if most else 0
+        kind = f' class="{"up" if token.net > 0 else "down"}{level}"' if level else ""
+        title = f"net push {token.net:+.3g}, probability {math.exp(token.logprob):.3g}"
         spans.append(f'<span{kind} title="{title}">{escape(mark_invisible(shortened(piece, LONGEST)))}</span>')
     return "".join(spans)
 

@@ -41,19 +41,19 @@ def checkpoints(run: Path, points: Points) -> tuple[int, int] | None:
     return _both(points, saved_steps(run / "checkpoints"))
 
 
-def sentence(found: PairedEvaluations) -> str:
+def sentence(paired: PairedEvaluations) -> str:
     """Describe a comparison of two evaluations."""
-    right = found.by == "right"
+    right = paired.by == "right"
     better, worse = ("became right", "became wrong") if right else ("got a better reward", "got a worse one")
     test = "McNemar's exact test" if right else "exact sign test"
-    changed = found.fixed + found.broken
-    all_questions = counted(found.questions + found.left_out, "question")
+    changed = paired.fixed + paired.broken
+    all_questions = counted(paired.questions + paired.left_out, "question")
     without = f"without a {'verdict' if right else 'reward'} from both"
-    left_out = f"; left out: {found.left_out:,} of {all_questions}, {without}" if found.left_out else ""
+    left_out = f"; left out: {paired.left_out:,} of {all_questions}, {without}" if paired.left_out else ""
     return (
-        f"held-out answers {_when(found.first)} and {_when(found.last)}: of {counted(found.questions, 'question')} "
-        f"{found.fixed:,} {better}, {found.broken:,} {worse}, {found.unchanged:,} did not change; p = {found.p:.2g} "
-        f"({test}, n = {changed:,} that changed){left_out}"
+        f"held-out answers {_when(paired.first)} and {_when(paired.last)}: of {counted(paired.questions, 'question')} "
+        f"{paired.fixed:,} {better}, {paired.broken:,} {worse}, {paired.unchanged:,} did not change; "
+        f"p = {paired.p:.2g} ({test}, n = {changed:,} that changed){left_out}"
     )
 
 

@@ -40,9 +40,9 @@ def collect_runs(folders: Sequence[Path], view: View = DEFAULT_VIEW) -> list[Pag
     differing = _differing(recipes, [dict(run["about"]) for run in runs])
     named = [*differing][:MOST_DIFFERENCES]
     names = _names(folders)
-    for place, (run, group) in enumerate(zip(runs, seed_groups(recipes), strict=True)):
-        run["name"] = names[place]
-        run["differs"] = {name: differing[name][place] for name in named}
+    for n, (run, group) in enumerate(zip(runs, seed_groups(recipes), strict=True)):
+        run["name"] = names[n]
+        run["differs"] = {name: differing[name][n] for name in named}
         run["hidden"] = len(differing) - len(named)
         run["compared"] = all(recipes)
         run["seeds"] = group
@@ -55,7 +55,7 @@ def seed_groups(recipes: Sequence[Mapping[str, str]]) -> list[int | None]:
     seeds: dict[Any, set[str]] = {}
     for same, recipe in zip(settings, recipes, strict=True):
         seeds.setdefault(same, set()).add(recipe.get("seed", ""))
-    groups = [same for same, found in seeds.items() if same and len(found) > 1]
+    groups = [same for same, seeds_of_group in seeds.items() if same and len(seeds_of_group) > 1]
     return [groups.index(same) if same in groups else None for same in settings]
 
 
@@ -73,9 +73,9 @@ def _differing(recipes: Sequence[Mapping[str, str]], facts: Sequence[Mapping[str
     values = {name: [recipe.get(name) for recipe in recipes] for name in names}
     values |= {name: [fact.get(name) for fact in facts] for name in FACTS}
     return {
-        name: ["–" if value is None else redacted(value) for value in each]
-        for name, each in values.items()
-        if any(value != each[0] for value in each)
+        name: ["–" if value is None else redacted(value) for value in of_runs]
+        for name, of_runs in values.items()
+        if any(value != of_runs[0] for value in of_runs)
     }
 
 

@@ -127,10 +127,10 @@ def _reasons(
     yield recorded[-1], "last recorded"
     if best is not None:
         yield best, "best evaluation"
-    elif (found := _extreme(metrics, "eval/greedy", max)) is not None:
-        yield found, "best evaluation"
-    elif (found := _extreme(metrics, "reward", max)) is not None:
-        yield found, "highest reward"
+    elif (telling := _extreme(metrics, "eval/greedy", max)) is not None:
+        yield telling, "best evaluation"
+    elif (telling := _extreme(metrics, "reward", max)) is not None:
+        yield telling, "highest reward"
     for line in metrics:
         if line.get("updates/refused", 0) > 0:
             yield int(line["step"]), "an update was refused"
@@ -138,8 +138,8 @@ def _reasons(
         for finding in findings:
             if finding["level"] == level:
                 yield finding["first"], f"a {level} begins ({finding['metric']})"
-    if (found := _extreme(metrics, "moved_as_intended", min)) is not None:
-        yield found, "fewest tokens moved as intended"
+    if (telling := _extreme(metrics, "moved_as_intended", min)) is not None:
+        yield telling, "fewest tokens moved as intended"
 
 
 def _extreme(
@@ -243,8 +243,8 @@ def _choose_groups(
     left = dict.fromkeys(lengths, tokens)
     for number in order:
         rows = numbers == number
-        needed = {name: int(found[rows].sum() if name == "token_ids" else found[rows][0]) for name, found in
-                  lengths.items()}  # fmt: skip
+        of_group = {name: column[rows] for name, column in lengths.items()}
+        needed = {name: int(n.sum() if name == "token_ids" else n[0]) for name, n in of_group.items()}
         if all(needed[name] <= left[name] for name in left):
             chosen.append(number)
             left = {name: left[name] - needed[name] for name in left}
@@ -283,7 +283,7 @@ def _shortened(column: Any, most: int) -> Any:
     whole = column.combine_chunks()
     lengths = whole.value_lengths().fill_null(0).to_numpy()
     starts = numpy.repeat(numpy.cumsum(lengths) - lengths, lengths)
-    place, length = numpy.arange(len(starts)) - starts, numpy.repeat(lengths, lengths)
-    kept = (length <= most) | (place < beginning(most)) | (place >= length - (most - beginning(most)))
+    position, length = numpy.arange(len(starts)) - starts, numpy.repeat(lengths, lengths)
+    is_shown = (length <= most) | (position < beginning(most)) | (position >= length - (most - beginning(most)))
     offsets = numpy.cumsum([0, *numpy.minimum(lengths, most)])
-    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets, pyarrow.int32()), whole.flatten().filter(kept))
+    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets, pyarrow.int32()), whole.flatten().filter(is_shown))

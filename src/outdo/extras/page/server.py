@@ -115,8 +115,8 @@ def _error_response(request: Request, port: int, token: str) -> Response | None:
         return PlainTextResponse("this server answers only requests from its own page", 403)
     if request.method != "GET":
         return PlainTextResponse("only GET is allowed", 405, headers={"Allow": "GET"})
-    given = request.query_params.get("token", "")
-    if not hmac.compare_digest(given.encode("utf-8", "replace"), token.encode()):
+    sent = request.query_params.get("token", "")
+    if not hmac.compare_digest(sent.encode("utf-8", "replace"), token.encode()):
         return PlainTextResponse(
             "the token is missing or wrong: outdo printed the address with the token",
             403,

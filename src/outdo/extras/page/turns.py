@@ -64,7 +64,7 @@ def turns_of(read: Read) -> dict[str, Any]:
         return {}
     of_rows: list[list[dict[str, Any]]] = [[] for _ in parts.lengths]
     sums = {what: _sums(read, columns, parts) for what, columns in SUMS.items()}
-    places = zip(*(each.tolist() for each in (parts.row, parts.start, parts.turn)), strict=True)
+    places = zip(*(column.tolist() for column in (parts.row, parts.start, parts.turn)), strict=True)
     for number, (row, start, turn) in enumerate(places):
         of_rows[row].append(
             {
@@ -73,7 +73,7 @@ def turns_of(read: Read) -> dict[str, Any]:
                 **{what: values[number] for what, values in sums.items() if turn >= 0},
             }
         )
-    return {"turns": pyarrow.array([each if len(each) > 1 else None for each in of_rows], PARTS)}
+    return {"turns": pyarrow.array([turns if len(turns) > 1 else None for turns in of_rows], PARTS)}
 
 
 def _parts(columns: Mapping[str, Any]) -> _Parts | None:
@@ -87,7 +87,7 @@ def _parts(columns: Mapping[str, Any]) -> _Parts | None:
     begins = numpy.zeros(len(turn), numpy.bool_)
     begins[1:] = turn[1:] != turn[:-1]
     begins[starts[lengths > 0]] = True
-    begins[[starts[row] + place for row, place in forks]] = True
+    begins[[starts[row] + position for row, position in forks]] = True
     first = numpy.flatnonzero(begins)
     if len(first) == (lengths > 0).sum():
         return None
@@ -108,4 +108,4 @@ def _sums(read: Read, columns: Mapping[str, int], parts: _Parts) -> list[float |
             (floats_of(pyarrow.table({name: column}), name, parts.lengths) for _, column in read([name])), None
         )
         total += numpy.nan if values is None else sign * values.astype(numpy.float64)
-    return [number_or_none(float(each)) for each in numpy.add.reduceat(total, parts.first)]
+    return [number_or_none(float(total_of_part)) for total_of_part in numpy.add.reduceat(total, parts.first)]
