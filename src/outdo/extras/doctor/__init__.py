@@ -79,10 +79,10 @@ def diagnose(metrics: Sequence[Metrics], *, recipe: Mapping[str, Any] | None = N
     """
     lines = sorted((line for line in metrics if is_number(line.get("step"))), key=lambda line: line["step"])
     run = RunMetrics(lines, recipe or {})
-    found = [replace(finding, rule=rule.__name__) for rule in RULES for finding in rule(run)]
-    found = [_of_kept_groups(finding) for finding in found] if drops_groups(run) else found
+    findings = [replace(finding, rule=rule.__name__) for rule in RULES for finding in rule(run)]
+    findings = [_of_kept_groups(finding) for finding in findings] if drops_groups(run) else findings
     start = min((line["step"] for line in lines if line["step"] > 0), default=0)
-    return causes_first(found, start=start, gained=(reward_change(run) or 0.0) > 0)
+    return causes_first(findings, start=start, gained=(reward_change(run) or 0.0) > 0)
 
 
 def _of_kept_groups(finding: Finding) -> Finding:

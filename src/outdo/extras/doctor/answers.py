@@ -192,7 +192,7 @@ def groups_missing(run: RunMetrics) -> Iterator[Finding]:
 
 def shorter_answers(run: RunMetrics) -> Iterator[Finding]:
     """Report that answers shrank to less than half of their length, and that not more of them are right."""
-    lengths, rights = (run.first_and_last(each) for each in ("completions/mean_length", of_all_sampled(run, "right")))
+    lengths, rights = map(run.first_and_last, ("completions/mean_length", of_all_sampled(run, "right")))
     if lengths and lengths[1].mean < lengths[0].mean / 2 and not (rights and significant_change(*rights) > 0):
         first, last = lengths
         yield last.finding(

@@ -49,8 +49,8 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "repeats_itself": ("stopped_reading", *WRONG_STEPS),
     "left_language": (*WRONG_REWARD, "stopped_reading", "repeats_itself", *WRONG_STEPS, "entropy_explosion"),
     "fewer_words": ("stopped_reading", "repeats_itself", "left_language", *WRONG_STEPS),
-    "shorter_answers": ("stopped_reading", *(each for each in BROKEN_POLICY if each != "reward_follows_length")),
-    "longer_not_better": tuple(each for each in BROKEN_POLICY if each != "reward_against_length"),
+    "shorter_answers": ("stopped_reading", *(rule for rule in BROKEN_POLICY if rule != "reward_follows_length")),
+    "longer_not_better": tuple(rule for rule in BROKEN_POLICY if rule != "reward_against_length"),
     "accuracy_fell": (*BROKEN_POLICY, *NO_EFFECT, "memorised", "truncation"),
     "answers_got_worse": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
     "reward_fell": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
@@ -86,15 +86,16 @@ def causes_first(findings: Sequence[Finding], *, start: int, gained: bool) -> li
     in the end if it `gained`. Two causes can be far apart in a run, and their advice opposite: the second one then
     points to the first instead.
     """
-    parents = {each: _parent(each, findings, start) for each in findings}
+    parents = {finding: _parent(finding, findings, start) for finding in findings}
     if gained:  # a broken policy reads nothing; one that earns more by it has found out how
-        parents |= {each: None for each in findings if each.rule == "stopped_reading"}
-    roots = {each: _root(each, parents, findings) for each in findings}
-    causes = sorted((each for each in findings if roots[each] is each), key=lambda each: LEVELS.index(each.level))
+        parents |= {finding: None for finding in findings if finding.rule == "stopped_reading"}
+    roots = {finding: _root(finding, parents, findings) for finding in findings}
+    causes = [finding for finding in findings if roots[finding] is finding]
+    causes.sort(key=lambda finding: LEVELS.index(finding.level))
     ordered: list[Finding] = []
     for cause, printed in zip(causes, _without_contradictions(causes), strict=True):
-        symptoms = (each for each in findings if roots[each] is cause and each is not cause)
-        ordered += [printed, *(replace(each, cause=cause.rule, advice="") for each in symptoms)]
+        symptoms = (finding for finding in findings if roots[finding] is cause and finding is not cause)
+        ordered += [printed, *(replace(finding, cause=cause.rule, advice="") for finding in symptoms)]
     return ordered
 
 
@@ -124,8 +125,8 @@ def _parent(finding: Finding, findings: Sequence[Finding], start: int) -> Findin
     earlier = findings.index(finding)
     may_follow = finding.first > start or finding.rule == "too_hard"
     for rule in CAUSES.get(finding.rule, ()):
-        for place, cause in enumerate(findings):
-            latest = finding.first + (MIN_STEPS if place < earlier or may_follow else -1)
+        for order, cause in enumerate(findings):
+            latest = finding.first + (MIN_STEPS if order < earlier or may_follow else -1)
             if cause.rule == rule and cause.level == "warning" and cause.first <= latest:
                 return cause
     return None

@@ -153,7 +153,7 @@ def held_out_rose(run: RunMetrics) -> Iterator[Finding]:
 
     Where rewards are more than right or wrong, their mean is reported, too.
     """
-    for kind, metric in [each for found in _measured(run) for each in (found, *_graded(run, *found))]:
+    for kind, metric in [pair for measured in _measured(run) for pair in (measured, *_graded(run, *measured))]:
         first, last = _evaluations(run, metric)[0], _evaluations(run, metric)[-1]
         if last[metric] <= first[metric]:
             continue

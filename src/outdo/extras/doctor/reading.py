@@ -34,7 +34,7 @@ SHORTER, LONGER = 0.67, 1.5
 class _Course:
     """What answers lose without a word of their question, from the first to the last measurement."""
 
-    place: str  # the words around it; "mean" is all of the question
+    words: str  # those around it; "mean" is all of the question
     lost: Span
     ratio: Span  # the share of the answers that read it, at the same steps; empty where it was not measured
     held_out: bool
@@ -55,7 +55,7 @@ class _Course:
     @property
     def is_part(self) -> bool:
         """Whether this is a part of questions of a template, which held-out answers are measured on."""
-        return self.held_out and self.place != "mean"
+        return self.held_out and self.words != "mean"
 
     @property
     def is_halved(self) -> bool:
@@ -112,9 +112,9 @@ def stopped_reading(run: RunMetrics) -> Iterator[Finding]:
         )
 
 
-def _course(run: RunMetrics, place: str) -> _Course | None:
+def _course(run: RunMetrics, words: str) -> _Course | None:
     """Return the course of a part of the question; None if it is not known, or little was read of it at the start."""
-    held_out, training = run.span(f"eval/{READS}{place}"), run.span(f"{READS}{place}")
+    held_out, training = run.span(f"eval/{READS}{words}"), run.span(f"{READS}{words}")
     by_held_out = len(held_out.values) > 1
     lost = held_out if by_held_out else training
     if len(lost.values) < 2 or lost.values[0] < (LEAST_READ_HELD_OUT if by_held_out else LEAST_READ):
@@ -125,9 +125,9 @@ def _course(run: RunMetrics, place: str) -> _Course | None:
     unread |= _unread(held_out, LEAST_READ_HELD_OUT)
     steps = tuple(sorted(unread))
     return _Course(
-        place=place,
+        words=words,
         lost=lost,
-        ratio=run.span(f"{'eval/' if by_held_out else ''}{RATIO}{place}"),
+        ratio=run.span(f"{'eval/' if by_held_out else ''}{RATIO}{words}"),
         held_out=by_held_out,
         unread=Span(lost.metric, steps, tuple(unread[step] for step in steps)),
     )
@@ -149,7 +149,7 @@ def _what_they_do(course: _Course) -> str:
 
 
 def _part(course: _Course) -> str:
-    return "their question" if course.place == "mean" else f'the word in "{course.place}"'
+    return "their question" if course.words == "mean" else f'the word in "{course.words}"'
 
 
 def _dip(course: _Course) -> str:

@@ -14,12 +14,12 @@ COMPARED = 20
 def failed_rewards(run: RunMetrics) -> Iterator[Finding]:
     """Report answers for which the reward returned no number."""
     for kind in ("failed", "timed_out", "non_finite", "unavailable"):
-        found = run.span(f"reward_status/{kind}")
-        if count := sum(found.values):
-            yield found.finding(
+        statuses = run.span(f"reward_status/{kind}")
+        if count := sum(statuses.values):
+            yield statuses.finding(
                 "warning",
-                f"{counted(round(count), 'answer')} in {counted(len(found.steps), 'step')} got no reward ({kind}), so "
-                "that the update left them out.",
+                f"{counted(round(count), 'answer')} in {counted(len(statuses.steps), 'step')} got no reward ({kind}), "
+                "so that the update left them out.",
                 "`outdo check` shows what the reward returns for examples; reward_limits.timeout is its time limit.",
             )
 

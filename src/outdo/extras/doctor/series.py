@@ -97,7 +97,7 @@ class RunMetrics:
         """
         whole = self._difference(metric, without)
         least = least or max(FEWEST_STEPS, min(MIN_STEPS, len(whole.steps)))
-        inside = [place for place, value in enumerate(whole.values) if above < value < below]
+        inside = [index for index, value in enumerate(whole.values) if above < value < below]
         starts = [n for n in range(len(inside)) if n == 0 or inside[n] - inside[n - 1] > MAX_GAP + 1]
         ranges = [
             slice(inside[start], inside[end - 1] + 1)
@@ -131,8 +131,8 @@ class RunMetrics:
 
     def mean(self, metric: str, over: Span, *, unknown: float) -> float:
         """Return the mean of another metric over the steps of a span; `unknown` if it has no values there."""
-        wanted, found = set(over.steps), self.span(metric)
-        values = [value for step, value in zip(found.steps, found.values, strict=True) if step in wanted]
+        wanted, whole = set(over.steps), self.span(metric)
+        values = [value for step, value in zip(whole.steps, whole.values, strict=True) if step in wanted]
         return fmean(values) if values else unknown
 
     def first_and_last(self, metric: str) -> tuple[Span, Span] | None:
@@ -170,4 +170,4 @@ def significant_change(first: Span, last: Span) -> float:
 
 def standard_error(first: Span, last: Span) -> float:
     """Return that of the difference of two means, from the values of the single steps."""
-    return math.sqrt(sum(variance(each.values) / len(each.values) for each in (first, last)))
+    return math.sqrt(sum(variance(span.values) / len(span.values) for span in (first, last)))

@@ -14,15 +14,15 @@ Rows = list[dict[str, Any]]
 
 def shown_diagnosis(metrics: Sequence[Metrics], recipe: Mapping[str, Any]) -> tuple[Rows, Rows]:
     """Return the findings, and the parts of the reward with how each changed; `is_hack` marks a finding of `hacks`."""
-    findings = [{**asdict(each), "is_hack": each.rule in HACKS} for each in diagnose(metrics, recipe=recipe)]
+    findings = [{**asdict(finding), "is_hack": finding.rule in HACKS} for finding in diagnose(metrics, recipe=recipe)]
     return findings, [_part(part) for part in reward_parts(RunMetrics(metrics, recipe))]
 
 
 def _part(part: RewardPart) -> dict[str, Any]:
     """Return a part of the reward, and whether its mean rose, fell or neither; `change` is empty in a short run."""
-    found = {"name": part.name, "watched": part.watched, "first": None, "last": None, "change": ""}
+    shown = {"name": part.name, "watched": part.watched, "first": None, "last": None, "change": ""}
     if part.ends is None:
-        return found
+        return shown
     first, last = (float(f"{end.mean:.6g}") for end in part.ends)
     change = "rose" if part.change > 0 else "fell" if part.change < 0 else "steady"
-    return found | {"first": first, "last": last, "change": change}
+    return shown | {"first": first, "last": last, "change": change}

@@ -29,8 +29,8 @@ Healthy runs of the small quickstart stay below 0.05 in most steps; few tokens a
 
 def steps_too_small(run: RunMetrics) -> Iterator[Finding]:
     """Report that the steps hardly moved any token, and that the reward did not rise."""
-    if found := _hardly_moved(run):
-        span, what = found
+    if still := _hardly_moved(run):
+        span, what = still
         yield span.finding(
             "warning",
             f"{what}: the steps are too small{step_size(run, span)}.",
@@ -87,9 +87,9 @@ def _are_most(count: int, measured: Span) -> bool:
 
 
 def _any_above(whole: Span, limit: float) -> Span | None:
-    found = [(step, value) for step, value in zip(whole.steps, whole.values, strict=True) if value > limit]
-    steps, values = tuple(step for step, _ in found), tuple(value for _, value in found)
-    return Span(whole.metric, steps, values) if found else None
+    above = [(step, value) for step, value in zip(whole.steps, whole.values, strict=True) if value > limit]
+    steps, values = tuple(step for step, _ in above), tuple(value for _, value in above)
+    return Span(whole.metric, steps, values) if above else None
 
 
 def moved_as_intended(run: RunMetrics) -> Iterator[Finding]:
