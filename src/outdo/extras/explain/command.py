@@ -132,7 +132,7 @@ def run_explain(
     as_json: bool = False,
 ) -> None:
     """Explain the objective that `make` builds. Raises `UserError` with every mistake, including those of `make`."""
-    mistakes = [f"explain: --{each}" for each in _mistakes(arguments)]
+    mistakes = [f"explain: --{mistake}" for mistake in _mistakes(arguments)]
     objective = None
     try:
         objective = make()

@@ -86,8 +86,8 @@ class Explanation(Point):
     def details(self) -> dict[str, Any]:
         """Return everything except the point as plain values for JSON."""
         names = ("coefficient", "flat", "bound", "reachable", "destination")
-        own = {name: getattr(self, name) for name in names}
-        return own | {"factors": dict(self.factors), "turns": [asdict(turn) for turn in self.turns]}
+        properties = {name: getattr(self, name) for name in names}
+        return properties | {"factors": dict(self.factors), "turns": [asdict(turn) for turn in self.turns]}
 
 
 def explain(
@@ -239,8 +239,8 @@ class _Token:
         batch = self.objective.prepare(self.batch)
         push = policy_push(self.objective, batch, given(batch.old_logprobs, "old_logprobs"))
         farthest = abs(math.log(FARTHEST[1 if push.sum() > 0 else 0]))
-        found = bounds(self.objective, batch, push, farthest=farthest, scan_steps=SCAN_STEPS, bisections=BISECTIONS)
-        at = found[0, 1].item()
+        logprobs = bounds(self.objective, batch, push, farthest=farthest, scan_steps=SCAN_STEPS, bisections=BISECTIONS)
+        at = logprobs[0, 1].item()
         return None if math.isnan(at) else math.exp(at)
 
     def destination(self) -> float:
@@ -331,7 +331,7 @@ def _factors(objective: Objective, token: _Token, group: int, length: int) -> It
     """Measure what sets how fast: the parts of the weight, the advantage, and the pull of the reference."""
     unit = _Token.of(objective, old=token.old, advantage=math.copysign(1.0, token.advantage), ref=token.ref)
     push = unit.gradients(_tensor(token.old)).policy.item() * token.old
-    own = token.gradients(_tensor(token.old))
+    gradients = token.gradients(_tensor(token.old))
     if push:
         alone, grouped, whole = (
             _weighted(objective, unit, *size) / push for size in ((1, 1), (group, 1), (group, length))
@@ -341,9 +341,9 @@ def _factors(objective: Objective, token: _Token, group: int, length: int) -> It
         if alone and grouped:
             yield Factor(f"a group of {group}", grouped / alone)
             yield Factor(f"an answer of {length}", whole / grouped)
-        yield Factor("the size of Â", own.policy.item() * token.old / push)
+        yield Factor("the size of Â", gradients.policy.item() * token.old / push)
     if token.ref is not None:
-        yield Factor("the reference's pull", own.divergence.item() * token.old)
+        yield Factor("the reference's pull", gradients.divergence.item() * token.old)
 
 
 def _weighted(objective: Objective, unit: _Token, group: int, length: int) -> float:

@@ -140,8 +140,8 @@ class _Column:
             axes.plot(ringed, height(self.rings)["all terms"], label=r"$\pi_\theta$", clip_on=False, zorder=4, **RING)
             for low, high in self.explanation.flat:
                 axes.axvspan(max(low, places[0]), high, label="policy term is flat", **FLAT)
-            for place in self.named_places():
-                axes.axvline(place, color=GREY, linewidth=0.8, linestyle=(0, (6, 3)), zorder=1)
+            for probability in self.named_places():
+                axes.axvline(probability, color=GREY, linewidth=0.8, linestyle=(0, (6, 3)), zorder=1)
         self.write_names(value, near=0.65 / inches)
 
     def named_places(self) -> dict[float, str]:
@@ -149,9 +149,9 @@ class _Column:
         known = [(self.explanation.old, OLD), (self.explanation.ref, REF)]
         known += [(self.explanation.bound, "bound")] if self.explanation.reachable else []
         places: dict[float, str] = {}
-        for place, name in known:
-            if place is not None and place >= self.curve[0].new:
-                same = next((other for other in places if abs(other - place) < 1e-9), place)
+        for probability, name in known:
+            if probability is not None and probability >= self.curve[0].new:
+                same = next((other for other in places if abs(other - probability) < 1e-9), probability)
                 places[same] = f"{places[same]} = {name}" if same in places else name
         return places
 
@@ -159,8 +159,8 @@ class _Column:
         """Write the names above the lines; a name too close to the one on its left goes one row higher."""
         to_axes = axes.transData + axes.transAxes.inverted()
         before, high = -1.0, False
-        for place, name in sorted(self.named_places().items()):
-            x = to_axes.transform((place, 0.0))[0]
+        for probability, name in sorted(self.named_places().items()):
+            x = to_axes.transform((probability, 0.0))[0]
             high = x - before < near and not high
             axes.text(x, 1.11 if high else 1.02, name, ha="center", va="bottom", transform=axes.transAxes)
             before = x

@@ -214,8 +214,8 @@ def _parse(reply: HttpReply) -> JudgeReply:
         counted = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
         input_tokens, output_tokens = counted
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError):
-        found = one_line(reply.text)
-        raise NoVerdictError(Status.failed, f"the endpoint did not return a chat completion: {found}") from None
+        said = one_line(reply.text)
+        raise NoVerdictError(Status.failed, f"the endpoint did not return a chat completion: {said}") from None
     return JudgeReply(text=str(text), input_tokens=input_tokens, output_tokens=output_tokens)
 
 

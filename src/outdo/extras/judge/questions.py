@@ -56,8 +56,8 @@ def ask_better(first: RewardInput, second: RewardInput, rubric: str, *, referenc
     expected = "Better: A, Better: B or Better: tie"
 
     def read(reply: str) -> float | None:
-        found = _BETTER.findall(without_thinking(reply))
-        return {"a": 1.0, "b": 0.0}.get(found[-1].lower(), 0.5) if found else None
+        verdicts = _BETTER.findall(without_thinking(reply))
+        return {"a": 1.0, "b": 0.0}.get(verdicts[-1].lower(), 0.5) if verdicts else None
 
     messages = _messages("Compare the answers", rubric, [first, second], expected, reference=reference)
     return JudgeQuestion(messages, read, expected)
@@ -71,8 +71,8 @@ def ask_scores(
     expected = f"Scores: N, N, ... with {count} numbers from 0 (worst) to {scale:g} (best), in the order of the answers"
 
     def read(reply: str) -> Sequence[float] | None:
-        found = _SCORES.findall(without_thinking(reply))
-        shares = [_share(number, scale) for number in found[-1].split(",")] if found else []
+        scores = _SCORES.findall(without_thinking(reply))
+        shares = [_share(number, scale) for number in scores[-1].split(",")] if scores else []
         known = [share for share in shares if share is not None]
         return known if len(known) == len(shares) == count else None
 
@@ -91,7 +91,7 @@ def _messages(
     parts = [("question", _text_of_prompt(answers[0]))]
     if reference and answers[0].answer is not None:
         parts.append(("reference", str(answers[0].answer)))
-    labels = [""] if len(answers) == 1 else [f" {_label(place, len(answers))}" for place in range(len(answers))]
+    labels = [""] if len(answers) == 1 else [f" {_label(n, len(answers))}" for n in range(len(answers))]
     parts += [(f"answer{label}", _text_of_answer(answer)) for label, answer in zip(labels, answers, strict=True)]
     mark = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
     shown = "\n\n".join(f"<{name} {mark}>\n{text}\n</{name} {mark}>" for name, text in parts)
@@ -102,8 +102,8 @@ def _messages(
     return [{"role": "system", "content": system}, {"role": "user", "content": shown}]
 
 
-def _label(place: int, count: int) -> str:
-    return "AB"[place] if count == 2 else str(place + 1)
+def _label(n: int, count: int) -> str:
+    return "AB"[n] if count == 2 else str(n + 1)
 
 
 def _text_of_prompt(answer: RewardInput) -> str:

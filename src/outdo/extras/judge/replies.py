@@ -69,7 +69,7 @@ class Replies:
     def tokens(self) -> tuple[int, int]:
         """Return the input and output tokens of all replies."""
         replies = list(self.by_key.values())
-        return sum(each.input_tokens for each in replies), sum(each.output_tokens for each in replies)
+        return sum(reply.input_tokens for reply in replies), sum(reply.output_tokens for reply in replies)
 
     def _load(self, path: Path) -> None:
         try:

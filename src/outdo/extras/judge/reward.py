@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Judge(Reward):
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Judge every completion. Those of one question are compared with each other, unless `compare` is none."""
         score = {"none": self._each_alone, "pairs": self._in_pairs, "group": self._in_groups}[self.compare]
-        return [self._output(each) for each in score(inputs)]
+        return [self._output(result) for result in score(inputs)]
 
     def metrics(self) -> dict[str, float]:
         """Return what was asked since the last call of this method, and what everything has cost so far.
@@ -94,7 +95,8 @@ class Judge(Reward):
         return to_output(scored, self.name)
 
     def _each_alone(self, inputs: Sequence[RewardInput]) -> list[Verdict]:
-        return self._ask([ask_score(each, self.rubric, scale=self.scale, reference=self.reference) for each in inputs])
+        ask = partial(ask_score, rubric=self.rubric, scale=self.scale, reference=self.reference)
+        return self._ask([ask(answer) for answer in inputs])
 
     def _in_pairs(self, inputs: Sequence[RewardInput]) -> list[Scored]:
         """Return the share of comparisons that each answer wins: a tie is half, and equal answers are a tie."""
@@ -128,7 +130,7 @@ class Judge(Reward):
         alone = [group[0] for group in groups if len(group) == 1]
         verdicts = self._ask(
             [
-                ask_scores([inputs[place] for place in order], self.rubric, scale=self.scale, reference=self.reference)
+                ask_scores([inputs[n] for n in order], self.rubric, scale=self.scale, reference=self.reference)
                 for order in orders
             ]
         )
@@ -145,8 +147,8 @@ class Judge(Reward):
 def _groups(inputs: Sequence[RewardInput]) -> list[list[int]]:
     """Return the places of the answers to the same question, for each question."""
     groups: dict[str, list[int]] = {}
-    for place, each in enumerate(inputs):
-        groups.setdefault(repr((each.prompt, each.answer, dict(each.columns))), []).append(place)
+    for n, answer in enumerate(inputs):
+        groups.setdefault(repr((answer.prompt, answer.answer, dict(answer.columns))), []).append(n)
     return list(groups.values())
 
 
@@ -174,14 +176,14 @@ def _means(count: int, by_place: Sequence[tuple[int, Verdict]]) -> list[Scored]:
     One verdict that is missing is missing in the mean, which would be one of other questions.
     """
     verdicts: list[list[Verdict]] = [[] for _ in range(count)]
-    for place, verdict in by_place:
-        verdicts[place].append(verdict)
-    return [_mean(each) if each else None for each in verdicts]
+    for n, verdict in by_place:
+        verdicts[n].append(verdict)
+    return [_mean(of_answer) if of_answer else None for of_answer in verdicts]
 
 
 def _mean(verdicts: Sequence[Verdict]) -> Verdict:
-    values = [each for each in verdicts if not isinstance(each, NoVerdictError)]
-    missing = next((each for each in verdicts if isinstance(each, NoVerdictError)), None)
+    values = [verdict for verdict in verdicts if not isinstance(verdict, NoVerdictError)]
+    missing = next((verdict for verdict in verdicts if isinstance(verdict, NoVerdictError)), None)
     return sum(values) / len(values) if missing is None else missing
 
 

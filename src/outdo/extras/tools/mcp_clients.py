@@ -65,8 +65,8 @@ class Program:
         if mistakes:
             raise UserError(mistakes)
         first, *others = ending_with_this_process(self.command)
-        given = {name: os.environ[name] for name in self.environment}
-        parameters = StdioServerParameters(command=first, args=others, env=given, encoding_error_handler="replace")
+        variables = {name: os.environ[name] for name in self.environment}
+        parameters = StdioServerParameters(command=first, args=others, env=variables, encoding_error_handler="replace")
         return Client(parameters, cache=None)
 
 
@@ -113,9 +113,9 @@ class Service:
 
 @asynccontextmanager
 async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
-    timeout, own = httpx2.Timeout(CONNECT, read=READ), {**headers, "Accept-Encoding": "identity"}
+    timeout, sent_headers = httpx2.Timeout(CONNECT, read=READ), {**headers, "Accept-Encoding": "identity"}
     async with (
-        httpx2.AsyncClient(headers=own, timeout=timeout, transport=_BoundedTransport()) as http,
+        httpx2.AsyncClient(headers=sent_headers, timeout=timeout, transport=_BoundedTransport()) as http,
         streamable_http_client(url, http_client=http) as streams,
     ):
         yield streams

@@ -37,8 +37,8 @@ class Search:
             return NOTHING_FOUND
         scores = self.index.get_scores(known)
         best: list[int] = np.argsort(-scores, kind="stable")[: self.results].tolist()
-        found = [place for place in best if scores[place] > 0]
-        return "\n\n".join(f"[{place + 1}] {self._shown(self.documents[place])}" for place in found)
+        matching = [n for n in best if scores[n] > 0]
+        return "\n\n".join(f"[{n + 1}] {self._shown(self.documents[n])}" for n in matching)
 
     def _shown(self, document: str) -> str:
         return document if len(document) <= self.characters else f"{document[: self.characters]} ..."

@@ -34,8 +34,8 @@ def _is_url(value: Any) -> bool:
 def _are_headers(value: Any) -> bool:
     """Whether these are headers of HTTP, of which none is a secret that is written out."""
     return isinstance(value, Mapping) and all(
-        SecretPlace.of(each) is not None or (is_text(each) and not _is_secret_header(str(name), each))
-        for name, each in value.items()
+        SecretPlace.of(header) is not None or (is_text(header) and not _is_secret_header(str(name), header))
+        for name, header in value.items()
     )
 
 
@@ -88,7 +88,7 @@ def tools_in(options: Mapping[str, Any]) -> list[Piece]:
     """Return the tools of the environment `tools`: one, or a list. Raises `ValueError` if one has no name."""
     functions = options.get("functions", [])
     listed = functions if isinstance(functions, Sequence) and not isinstance(functions, str) else [functions]
-    return [Piece.model_validate(each) for each in listed]
+    return [Piece.model_validate(tool) for tool in listed]
 
 
 def tools_mistakes(options: Mapping[str, Any]) -> Iterator[str]:

@@ -76,10 +76,10 @@ class ToolWorkers:
     def _try(self, request: bytes, *, in_new_process: bool = False) -> dict[str, Any] | None:
         """Make a call; return None if it ended a process that had made others before."""
         process = self._take(in_new_process)
-        used, kept = process.answered > 0, False
+        used, is_reusable = process.answered > 0, False
         try:
             response = process.request(request, self.limits.timeout, _MOST_BYTES)
-            kept = True
+            is_reusable = True
         except TimeoutError:
             raise LateError(f"{self.name} had no result after {self.limits.timeout:g} s") from None
         except ChildLostError as error:
@@ -87,7 +87,7 @@ class ToolWorkers:
                 return None
             raise ToolError("raised", f"{self.name} ended its process: {error}") from None
         finally:
-            self._give_back(process, kept)
+            self._give_back(process, is_reusable)
         return response
 
     def _take(self, in_new_process: bool) -> WorkerProcess:
@@ -111,8 +111,8 @@ class ToolWorkers:
             self._forget()
             raise
 
-    def _give_back(self, process: WorkerProcess, kept: bool) -> None:
-        if not kept:
+    def _give_back(self, process: WorkerProcess, is_reusable: bool) -> None:
+        if not is_reusable:
             process.kill()
             self._forget()
             return

@@ -58,9 +58,9 @@ def _not_sendable(run: Path, *, follow: bool) -> str | None:
 
 def _tracked_already(run: Path, pieces: Sequence[Piece]) -> list[str]:
     """Return a sentence for each of the trackers to which an active run is sent by itself."""
-    own = {piece.name for piece in load_saved(run).track} if is_alive(run) else set()
+    in_recipe = {piece.name for piece in load_saved(run).track} if is_alive(run) else set()
     return [
         f"--to {piece.name}: {run} is active, and its recipe names this tracker, which gets all of its steps"
         for piece in pieces
-        if piece.name in own
+        if piece.name in in_recipe
     ]

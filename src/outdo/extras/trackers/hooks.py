@@ -20,8 +20,8 @@ def hook(run: TrackedRun, *, function: str, **options: Any) -> Iterator[Log]:
     wanted = GIVEN if signature.accepts_any else signature.parameters
 
     def log(step: int, metrics: Mapping[str, float], completions: Completions) -> None:
-        given = {"step": step, "metrics": metrics, "completions": completions, "folder": run.folder}
-        called(**{name: value for name, value in given.items() if name in wanted}, **options)
+        filled = {"step": step, "metrics": metrics, "completions": completions, "folder": run.folder}
+        called(**{name: value for name, value in filled.items() if name in wanted}, **options)
 
     yield log
 

@@ -22,8 +22,8 @@ def mlflow(run: TrackedRun, *, experiment: str = "outdo", uri: str | None = None
     client = MlflowClient(tracking_uri=uri)
     if run.id is None:
         known = client.get_experiment_by_name(experiment)
-        place = known.experiment_id if known else client.create_experiment(experiment)
-        run_id = run.keep_id(client.create_run(place, run_name=run.name).info.run_id)
+        experiment_id = known.experiment_id if known else client.create_experiment(experiment)
+        run_id = run.keep_id(client.create_run(experiment_id, run_name=run.name).info.run_id)
         settings = [Param(name, str(value)[:LONGEST_PARAMETER]) for name, value in run.settings.items()]
         for first in range(0, len(settings), MOST_PARAMETERS):
             client.log_batch(run_id, params=settings[first : first + MOST_PARAMETERS])

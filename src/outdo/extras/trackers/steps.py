@@ -21,11 +21,11 @@ def steps_of(
     the metrics of its evaluation come when the resumed run has repeated it. If steps have `completions`, the last one
     waits for its record.
     """
-    last, place, goes_on = after or -1, 0, True
+    last, offset, goes_on = after or -1, 0, True
     while goes_on:
         goes_on = active()
-        for start, step, metrics in _complete(run, place, completions, first=last < 0, goes_on=goes_on):
-            place = start  # the last line is read again: its evaluation may come later
+        for start, step, metrics in _complete(run, offset, completions, first=last < 0, goes_on=goes_on):
+            offset = start  # the last line is read again: its evaluation may come later
             if step > last:
                 last = step
                 yield step, metrics, recorded_completions(run, step, completions)
@@ -38,33 +38,33 @@ Line = tuple[int, int, dict[str, float]]
 """Where it begins in the file, its step, and its metrics."""
 
 
-def _complete(run: Path, place: int, completions: int, *, first: bool, goes_on: bool) -> list[Line]:
+def _complete(run: Path, offset: int, completions: int, *, first: bool, goes_on: bool) -> list[Line]:
     """Return the lines from `place` on without the last one, if its step may still get a record.
 
     Before the `first` of all is the evaluation before the first step.
     """
-    lines = list(_lines(run / "metrics.jsonl", place))
+    lines = list(_lines(run / "metrics.jsonl", offset))
     if goes_on and completions and lines and not parquet.path_of(run, lines[-1][1]).exists():
         lines.pop()
     if first and (lines or not goes_on):
         before = with_initial_evaluation([], table(run, "summary.json", lambda _: None))
-        lines = [*((0, 0, _numbers(each)) for each in before), *lines]
+        lines = [*((0, 0, _numbers(line)) for line in before), *lines]
     return lines
 
 
-def _lines(path: Path, place: int) -> Iterator[Line]:
+def _lines(path: Path, offset: int) -> Iterator[Line]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        file.seek(place)
+        file.seek(offset)
         while (line := file.readline()).endswith(b"\n"):
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
             if isinstance(record, dict) and is_step(record.get("step")):
-                yield place, record["step"], _numbers(record)
-            place += len(line)
+                yield offset, record["step"], _numbers(record)
+            offset += len(line)
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
@@ -84,10 +84,10 @@ def recorded_completions(run: Path, step: int, most: int) -> list[dict[str, Any]
         return []
     rows = parquet.read(run, step).slice(0, most).to_pylist()
     parts = [row.get("reward_parts") or {} for row in rows]
-    names = sorted({name for each in parts for name in each})
+    names = sorted({name for part in parts for name in part})
     return [
         {"question": row["prompt_id"], "prompt": row["prompt"], "completion": row["text"]}
         | {name: row[name] for name in ("reward", "right", "status")}
-        | ({f"rewards/{name}": each.get(name) for name in names} if len(names) > 1 else {})
-        for row, each in zip(rows, parts, strict=True)
+        | ({f"rewards/{name}": rewards.get(name) for name in names} if len(names) > 1 else {})
+        for row, rewards in zip(rows, parts, strict=True)
     ]
