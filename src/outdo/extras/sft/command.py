@@ -200,7 +200,7 @@ class SftTraining:
 def show_example(tokenizer: PreTrainedTokenizerBase, example: SftTokens) -> str:
     """Return an example as text, with » and « around what is learned; characters that do not print are escaped."""
     parts: list[str] = []
-    for learned, tokens in groupby(zip(example.token_ids, example.learned, strict=True), key=lambda each: each[1]):
+    for learned, tokens in groupby(zip(example.token_ids, example.learned, strict=True), key=lambda pair: pair[1]):
         text = excerpt(str(tokenizer.decode([token for token, _ in tokens])))
         parts.append(f"»{text}«" if learned else text)
     return "".join(parts)
@@ -222,7 +222,7 @@ def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) 
     except (ModelError, UserError) as error:
         mistakes += str(error).splitlines()
     checked = SftData(sources=[], notes=notes, fingerprints={}, adapter=adapter, template=template)
-    for place, path in enumerate(data, 1):
+    for number, path in enumerate(data, 1):
         try:
             rows = read_rows(path)
             examples, notes = examples_in(rows, prompt=settings.prompt, answer=settings.answer)
@@ -231,7 +231,7 @@ def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) 
             continue
         checked.sources.append(examples)
         checked.notes.extend(notes)
-        checked.fingerprints["--data" if len(data) == 1 else f"--data[{place}]"] = rows.fingerprint
+        checked.fingerprints["--data" if len(data) == 1 else f"--data[{number}]"] = rows.fingerprint
     if mistakes:
         raise UserError(mistakes)
     return checked
@@ -272,20 +272,20 @@ def _encode(policy: Policy, examples: Sequence[SftExample], display: Display, **
         max_tokens=policy.context,
         end_ids=policy.end_ids,
         **how,
-        track=lambda each: display.track(each, total=len(each), what="tokenising examples", stays=False),
+        track=lambda items: display.track(items, total=len(items), what="tokenising examples", stays=False),
     )
     if left := len(examples) - len(encoded):
         longer = f"longer than the model's context of {policy.context} tokens"
         display.say(f"left out: {left:,} of {counted(len(examples), 'example')}, {longer}")
     if how["template"] is None and policy.tokenizer.chat_template:
-        lost = sum(loses_thinking(policy.tokenizer, messages_of(each), each.tools) for each in examples)
+        lost = sum(loses_thinking(policy.tokenizer, messages_of(example), example.tools) for example in examples)
         if lost:
             display.say(f"the chat template leaves out thinking in {lost:,} of {counted(len(examples), 'example')}")
-    texts = ([each.prompt, each.completion, each.tools] for each in examples)
-    if special := sum(bool(special_tokens_in(policy.tokenizer, each)) for each in texts):
+    texts = ([example.prompt, example.completion, example.tools] for example in examples)
+    if special := sum(bool(special_tokens_in(policy.tokenizer, text)) for text in texts):
         meaning = "special tokens" if how["special_tokens"] else "ordinary text (--special-tokens: special tokens)"
-        found = f"{special:,} of {counted(len(examples), 'example')} have special tokens in their texts"
-        display.say(f"{found}: they are {meaning}")
+        those = f"{special:,} of {counted(len(examples), 'example')} have special tokens in their texts"
+        display.say(f"{those}: they are {meaning}")
     return encoded
 
 

@@ -110,16 +110,16 @@ def _by_generation_marks(
     if hidden:
         text = render(tokenizer, messages, tools, where, open_turn=False)
         turns = groupby(zip(encoded["offset_mapping"], learned, strict=True), key=itemgetter(1))
-        spans = [[span for span, _ in turn] for own, turn in turns if own]
-        places = {place for turn in spans for place in range(turn[0][0], turn[-1][1])}
-        ids, found = encode_with_places(tokenizer, text, hidden, where)
-        learned = [not places.isdisjoint(each) for each in found]
+        spans = [[span for span, _ in turn] for is_marked, turn in turns if is_marked]
+        places = {position for turn in spans for position in range(turn[0][0], turn[-1][1])}
+        ids, token_positions = encode_with_places(tokenizer, text, hidden, where)
+        learned = [not places.isdisjoint(of_token) for of_token in token_positions]
     if any(message["role"] == "assistant" for message in messages[:first]):
         prompt = render(tokenizer, messages[:first], tools, where, open_turn=messages[first]["role"] == "assistant")
-        given = encode(tokenizer, prompt, hidden, where=where)
-        if ids[: len(given)] != given:
+        prompt_ids = encode(tokenizer, prompt, hidden, where=where)
+        if ids[: len(prompt_ids)] != prompt_ids:
             raise ModelError(f"{where}: the model's chat template writes the prompt in another way when answers follow")
-        learned[: len(given)] = [False] * len(given)
+        learned[: len(prompt_ids)] = [False] * len(prompt_ids)
     return ids, learned
 
 
@@ -127,11 +127,11 @@ def _without_space_after_end(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], learned: Sequence[bool], end_ids: Collection[int]
 ) -> list[bool]:
     """Return `learned`, False for white space between the end-of-turn token of an answer and the next turn."""
-    kept: list[bool] = []
+    answers: list[bool] = []
     for is_assistant, pairs in groupby(zip(ids, learned, strict=True), key=itemgetter(1)):
         turn = [token for token, _ in pairs]
-        end = max((place + 1 for place, token in enumerate(turn) if token in end_ids), default=len(turn))
+        end = max((position + 1 for position, token in enumerate(turn) if token in end_ids), default=len(turn))
         if str(tokenizer.decode(turn[end:])).strip():
             end = len(turn)
-        kept += [is_assistant and place < end for place in range(len(turn))]
-    return kept
+        answers += [is_assistant and position < end for position in range(len(turn))]
+    return answers

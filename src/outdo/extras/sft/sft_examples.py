@@ -59,32 +59,32 @@ def examples_in(
             if not form.is_example(row):
                 left_out += 1
                 continue
-            given, learned = form.read(row)
+            asked, learned = form.read(row)
             _refuse_weights(learned)
             examples.append(
-                SftExample(where=f"{path}, row {number}", prompt=given, completion=learned, tools=tools_of(row))
+                SftExample(where=f"{path}, row {number}", prompt=asked, completion=learned, tools=tools_of(row))
             )
         except ValueError as error:
             faults.append(Fault(number, str(error)))
     if faults:
-        lines = [f"{path}, row {fault.row}: {fault.reason}" for fault in sorted(faults, key=lambda each: each.row)]
+        lines = [f"{path}, row {fault.row}: {fault.reason}" for fault in sorted(faults, key=lambda fault: fault.row)]
         raise UserError(shorten(lines, source=path))
     return examples, list(_notes(path, form, examples, left_out))
 
 
 def _refuse_weights(learned: Text) -> None:
     """Raise `ValueError` if an answer is not to be learned, which OpenAI's format writes as `"weight": 0`."""
-    if not isinstance(learned, str) and any(each.get("weight") == 0 for each in learned):
+    if not isinstance(learned, str) and any(message.get("weight") == 0 for message in learned):
         raise ValueError('has a message with "weight": 0, and every answer of the assistant is learned: remove the row')
 
 
 def _notes(path: str, form: SftFormat, examples: Sequence[SftExample], left_out: int) -> Iterator[str]:
-    chat = any(not isinstance(part, str) for each in examples for part in (each.prompt, each.completion))
+    chat = any(not isinstance(part, str) for example in examples for part in (example.prompt, example.completion))
     kind = "conversational" if chat else "standard"
     yield f"{path}: {counted(len(examples), 'example')}; format: {form.name} ({kind}); learned: {form.learned}"
     if left_out:
         yield f"{path}: left out: {counted(left_out, 'answer')} labelled false"
-    if with_tools := sum(bool(each.tools) for each in examples):
+    if with_tools := sum(bool(example.tools) for example in examples):
         yield f"{path}: {counted(with_tools, 'example')} with tools, which the chat template writes into the prompt"
 
 
@@ -149,11 +149,11 @@ def _encode(
         ids += end if ids[-len(end) :] != end else []
         if len(ids) < 2:
             raise ModelError(f"{example.where} has one token, which follows nothing and cannot be learned")
-        return ids, [place > 0 for place in range(len(ids))]
+        return ids, [position > 0 for position in range(len(ids))]
     if isinstance(completion, str) and (template is not None or not tokenizer.chat_template):
-        given = encode_prompt(tokenizer, prompt, template=template, tools=example.tools, where=example.where, **how)
+        before = encode_prompt(tokenizer, prompt, template=template, tools=example.tools, where=example.where, **how)
         answer = [*encode_continuation(tokenizer, completion, **how), *end]
-        return [*given, *answer], [False] * len(given) + [True] * len(answer)
+        return [*before, *answer], [False] * len(before) + [True] * len(answer)
     if template is not None:
         raise ModelError(f"{example.where} has messages, and a prompt template takes text; leave the template out")
     return encode_conversation(

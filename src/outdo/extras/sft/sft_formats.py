@@ -72,54 +72,56 @@ def detect_format(rows: Rows, *, prompt: str | None = None, answer: str | None =
     question = prompt or _first(PROMPT_COLUMNS, names)
     completion = answer or _first(COMPLETION_COLUMNS, [name for name in names if name != question])
     conversation = _first(CONVERSATION_COLUMNS, names)
-    found = Found(rows=rows, question=question, completion=completion, conversation=conversation)
+    columns = Found(rows=rows, question=question, completion=completion, conversation=conversation)
     known = (_named_columns,) if prompt or answer else FORMATS
-    form = next(filter(None, (detect(found) for detect in known)), None)
+    form = next(filter(None, (detect(columns) for detect in known)), None)
     if form is None:
         missing = "answers to learn; name it: --answer NAME" if question else "prompts; name it: --prompt NAME"
         raise UserError([f"{rows.source}: no column looks like the {missing} {listed}"])
     return form
 
 
-def _preference(found: Found) -> SftFormat | None:
-    if not found.has("chosen", "rejected"):
+def _preference(columns: Found) -> SftFormat | None:
+    if not columns.has("chosen", "rejected"):
         return None
     learned = "the chosen answers"
-    if found.question is not None and found.question != found.conversation:
-        return SftFormat(name="preference", learned=learned, read=_pair(found.question, "chosen"))
-    read = _last_turn_of_chosen if found.holds_conversations("chosen") else _after_common_text
+    if columns.question is not None and columns.question != columns.conversation:
+        return SftFormat(name="preference", learned=learned, read=_pair(columns.question, "chosen"))
+    read = _last_turn_of_chosen if columns.holds_conversations("chosen") else _after_common_text
     return SftFormat(name="preference, implicit prompt", learned=learned, read=read)
 
 
-def _unpaired_preference(found: Found) -> SftFormat | None:
-    labelled = any(label_of(row) is not None for row in found.rows.values.values())
-    if found.question is None or not found.has("completion") or not labelled:
+def _unpaired_preference(columns: Found) -> SftFormat | None:
+    labelled = any(label_of(row) is not None for row in columns.rows.values.values())
+    if columns.question is None or not columns.has("completion") or not labelled:
         return None
-    read = _pair(found.question, "completion")
+    read = _pair(columns.question, "completion")
     return SftFormat(name="unpaired preference", learned="answers labelled true", read=read, is_example=_is_good)
 
 
-def _alpaca(found: Found) -> SftFormat | None:
-    return SftFormat(name="Alpaca", learned="output", read=_read_alpaca) if found.has("instruction", "output") else None
+def _alpaca(columns: Found) -> SftFormat | None:
+    is_alpaca = columns.has("instruction", "output")
+    return SftFormat(name="Alpaca", learned="output", read=_read_alpaca) if is_alpaca else None
 
 
-def _conversation(found: Found) -> SftFormat | None:
-    column = found.conversation
-    if column is None or (found.question != column and found.completion is not None):
+def _conversation(columns: Found) -> SftFormat | None:
+    column = columns.conversation
+    if column is None or (columns.question != column and columns.completion is not None):
         return None
-    first = next(row[column] for row in found.rows.values.values() if column in row)
+    first = next(row[column] for row in columns.rows.values.values() if column in row)
     name = "ShareGPT" if is_conversation(first) and "from" in first[0] else "language modeling"
     return SftFormat(name=name, learned=f"the assistant's turns in {column}", read=_whole(column))
 
 
-def _prompt_completion(found: Found) -> SftFormat | None:
-    if found.question is None or found.completion is None:
+def _prompt_completion(columns: Found) -> SftFormat | None:
+    question, completion = columns.question, columns.completion
+    if question is None or completion is None:
         return None
-    return SftFormat(name="prompt-completion", learned=found.completion, read=_pair(found.question, found.completion))
+    return SftFormat(name="prompt-completion", learned=completion, read=_pair(question, completion))
 
 
-def _language_modeling(found: Found) -> SftFormat | None:
-    if found.question is not None or not found.has("text"):
+def _language_modeling(columns: Found) -> SftFormat | None:
+    if columns.question is not None or not columns.has("text"):
         return None
     return SftFormat(name="language modeling", learned="text", read=_plain_text)
 
@@ -128,12 +130,12 @@ FORMATS = (_preference, _unpaired_preference, _alpaca, _conversation, _prompt_co
 """In the order in which they are tried."""
 
 
-def _named_columns(found: Found) -> SftFormat | None:
+def _named_columns(columns: Found) -> SftFormat | None:
     """Return the format of columns that the user has named."""
-    column = found.completion
-    if column is not None and found.question in (None, found.conversation) and found.holds_conversations(column):
+    column = columns.completion
+    if column is not None and columns.question in (None, columns.conversation) and columns.holds_conversations(column):
         return SftFormat(name="language modeling", learned=f"the assistant's turns in {column}", read=_whole(column))
-    return _prompt_completion(found)
+    return _prompt_completion(columns)
 
 
 # ---------------------------------------------------------------------------------------------------- reading of a row
@@ -148,14 +150,14 @@ def _is_good(row: Row) -> bool:
 
 def _pair(question: str, completion: str) -> Read:
     def read(row: Row) -> tuple[Text, Text]:
-        given, learned = _text(row, question), _text(row, completion)
+        prompt, learned = _text(row, question), _text(row, completion)
         if question == "instruction":
-            given = alpaca_prompt(row) or given
+            prompt = alpaca_prompt(row) or prompt
         if _system(row) is not None:
-            given = _with_system(row, as_messages(given, "user"))
+            prompt = _with_system(row, as_messages(prompt, "user"))
         if isinstance(learned, str):
-            return _same_kind(given, learned)
-        return _same_kind(*_split_at_prompt(as_messages(given, "user"), learned, completion))
+            return _same_kind(prompt, learned)
+        return _same_kind(*_split_at_prompt(as_messages(prompt, "user"), learned, completion))
 
     return read
 
@@ -163,7 +165,7 @@ def _pair(question: str, completion: str) -> Read:
 def _whole(column: str) -> Read:
     def read(row: Row) -> tuple[Text, Text]:
         messages = _text(row, column)
-        if isinstance(messages, str) or not any(each["role"] == "assistant" for each in messages[1:]):
+        if isinstance(messages, str) or not any(message["role"] == "assistant" for message in messages[1:]):
             raise ValueError(f'column "{column}" has no answer by the assistant')
         return (), _with_system(row, messages)
 
@@ -174,14 +176,14 @@ def _read_alpaca(row: Row) -> tuple[Text, Text]:
     """Read Alpaca's columns, and those of LLaMA-Factory's variant: `system`, and `history`, pairs of earlier turns."""
     prompt = alpaca_prompt(row) or _text(row, "instruction")
     history = row.get("history") or []
-    if not all(isinstance(each, list | tuple) and len(each) == 2 for each in history):
+    if not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history):
         raise ValueError('column "history" is not a list of pairs [question, answer]')
     if not history and _system(row) is None:
         return prompt, _text(row, "output")
     turns = [(("user", str(asked)), ("assistant", str(answered))) for asked, answered in history]
     messages = [{"role": role, "content": text} for turn in turns for role, text in turn]
-    given = _with_system(row, (*messages, {"role": "user", "content": prompt}))
-    return _same_kind(given, _text(row, "output"))
+    conversation = _with_system(row, (*messages, {"role": "user", "content": prompt}))
+    return _same_kind(conversation, _text(row, "output"))
 
 
 def _plain_text(row: Row) -> tuple[Text, Text]:
@@ -236,10 +238,10 @@ def _same_kind(prompt: Text, completion: Text) -> tuple[Text, Text]:
     """Return both as text, or both as messages: text is one message."""
     if isinstance(prompt, str) and isinstance(completion, str):
         return prompt, completion
-    given, learned = as_messages(prompt, "user"), as_messages(completion, "assistant")
-    if not any(each["role"] == "assistant" for each in learned):
+    messages, learned = as_messages(prompt, "user"), as_messages(completion, "assistant")
+    if not any(message["role"] == "assistant" for message in learned):
         raise ValueError("the completion has no message by the assistant")
-    return given, learned
+    return messages, learned
 
 
 def _split_at_prompt(
@@ -268,7 +270,7 @@ def _after_system(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], t
 
 def _are_alike(first: Sequence[Message], second: Sequence[Message]) -> bool:
     """Return whether messages are the same but for white space around their texts."""
-    contents = [[{**each, "content": each["content"].strip()} for each in part] for part in (first, second)]
+    contents = [[{**message, "content": message["content"].strip()} for message in part] for part in (first, second)]
     return contents[0] == contents[1]
 
 

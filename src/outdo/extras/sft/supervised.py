@@ -183,9 +183,9 @@ def parsed(kind: type[SettingsT], settings: Mapping[str, Any], out: Path, overri
 
     Raises `UserError` if they are not such settings, or if one of them may not change.
     """
-    given = {name: value for name, value in settings.items() if name != "command"} | _changes(overrides)
+    values = {name: value for name, value in settings.items() if name != "command"} | _changes(overrides)
     try:
-        return kind(**given)
+        return kind(**values)
     except TypeError as error:
         where = unfinished_folder(out) / SETTINGS
         raise UserError([f"{where}: not the settings of `outdo {settings['command']}`: {error}"]) from None
@@ -193,7 +193,8 @@ def parsed(kind: type[SettingsT], settings: Mapping[str, Any], out: Path, overri
 
 def _changes(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the settings that `key=value` changes; of `steps` and `epochs`, one replaces the other."""
-    written = {name.strip(): read_value(value) for name, _, value in (each.partition("=") for each in overrides)}
+    parts = (override.partition("=") for override in overrides)
+    written = {name.strip(): read_value(value) for name, _, value in parts}
     values = {name: value for name, value in written.items() if name in MAY_CHANGE}
     may_change = f"of a training that is resumed, only {', '.join(MAY_CHANGE)} may change"
     refused = [f"{name}: {may_change}" for name in written if name not in values]
