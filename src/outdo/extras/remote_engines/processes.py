@@ -83,7 +83,7 @@ class BuiltinProcesses(Engine):
         self.seed = seed
         self.timeout = timeout
         self.copy_frozen = copy_frozen
-        self.choice = choose_mode(policy, sample)  # once, not in every process
+        self.choice: SamplingChoice = choose_mode(policy, sample)  # once, not in every process
         self.places_of_episodes = Places(len(devices))
         self._shared: SharedCopy | None = None
         self._processes: list[Process] = []

@@ -111,16 +111,11 @@ class PolicyView(Protocol):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
     @property
-    def version(self) -> int:
-        """The number of optimiser steps that the weights have had."""
-
+    def version(self) -> int: ...  # the number of optimiser steps that the weights have had
     @property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-
+    def end_ids(self) -> frozenset[int]: ...  # tokens that end an answer
     @property
-    def context(self) -> int | None:
-        """The largest number of tokens of prompt and answer together; None if the model sets no limit."""
+    def context(self) -> int | None: ...  # the most tokens of prompt and answer together; None: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
