@@ -5,7 +5,7 @@ together changes no token, as in `Dialogue`.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -189,11 +189,8 @@ class Agent(Environment):
             for episode in {each for each in running if each.deadline <= monotonic()} - ended:
                 episode.error = LateError(f"the agent had no result after {self.timeout:g} s")
                 ended.add(episode)
-            if ended & running:
-                engine.end_episodes([episode.session.stream for episode in ended & running])
-            for episode in ended & running:
-                self._close(episode)
-                running.remove(episode)
+            self._end(engine, ended & running)
+            running -= ended
             calls.sort(key=lambda call: order[id(call.episode)])  # neighbours share their prompts
             self._answer(engine, [each for each in calls if _is_open(each)], sampling)
 
@@ -215,6 +212,13 @@ class Agent(Environment):
             client_timeout=self.timeout,
         )
         return episode
+
+    def _end(self, engine: Engine, episodes: Collection[Episode]) -> None:
+        """Tell the engine that some episodes have ended, and close them."""
+        if episodes:
+            engine.end_episodes([episode.session.stream for episode in episodes])
+        for episode in episodes:
+            self._close(episode)
 
     def _close(self, episode: Episode) -> None:
         """Answer no further calls of an episode, and cancel its agent if it is still at work."""
