@@ -19,6 +19,7 @@ import outdo.run.checkpoints.state as state_module
 from outdo.config.file import load
 from outdo.extras.replicas.replicas import Replicas
 from outdo.rollouts.in_turn import InTurn
+from outdo.run.check.preflight import Report
 from outdo.run.checkpoints import checkpoint, save_times
 from outdo.run.checkpoints.checkpoints import Checkpoints
 from outdo.run.display import Display
@@ -57,7 +58,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def train(home: Path, name: str, *settings: str) -> Path:
-    assert start(load("recipe.toml", [f"run=./{name}", *settings]), home / name, Display(live=False)) == 0
+    report = Report(recipe=load("recipe.toml", [f"run=./{name}", *settings]), errors=())
+    assert start(report, home / name, Display(live=False)) == 0
     return home / name
 
 
@@ -232,7 +234,7 @@ def test_an_error_waits_for_the_checkpoint_in_the_background(own_home: Path, mon
     monkeypatch.setattr(display, "say", lambda line: said.append((line, saved(own_home / "run"))))
     recipe = load("recipe.toml", ["run=./run", "steps=4", "checkpoint.every=2", "eval.every=0", "data.eval_path="])
     with pytest.raises(Exception, match="lost"):
-        start(recipe, own_home / "run", display)
+        start(Report(recipe=recipe, errors=()), own_home / "run", display)
     assert saved(own_home / "run") == [2]
     assert [steps for line, steps in said if "saved after step 2; continue with" in line] == [[2]]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]

@@ -13,6 +13,7 @@ from run_cases import contents, outdo_, saved, steps_done, weights, write_rows
 from outdo.config.file import load
 from outdo.config.recipe import Recipe
 from outdo.models.loading import load_classifier, load_tokenizer
+from outdo.run.check.preflight import Report
 from outdo.run.checkpoints.checkpoint import load_state, save
 from outdo.run.display import Display
 from outdo.run.folder.run_folder import RunFolder
@@ -209,7 +210,7 @@ def test_a_run_whose_checkpoints_do_not_fit_on_the_disk_is_refused_before_its_fi
     usage = shutil.disk_usage(own_home)._replace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DiskFullError, match=r"the checkpoints will take about .* GiB, and 0.00 GiB are free"):
-        start(load("recipe.toml"), own_home / "run", Display(live=False))
+        start(Report(recipe=load("recipe.toml"), errors=()), own_home / "run", Display(live=False))
     assert steps_done(own_home / "run") == 0
 
 
@@ -230,7 +231,11 @@ def test_a_recipe_that_the_user_has_written_is_no_run_and_stays_as_it_is(own_hom
 def test_a_new_run_leaves_the_metrics_of_another_program_as_they_are(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nno line of outdo')
     with pytest.raises(UserError, match=r"metrics\.jsonl, which exists already"):
-        start(Recipe.model_validate({"model": "m", "data": {"path": "x.jsonl"}}), tmp_path, Display(live=False))
+        start(
+            Report(recipe=Recipe.model_validate({"model": "m", "data": {"path": "x.jsonl"}}), errors=()),
+            tmp_path,
+            Display(live=False),
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\nno line of outdo'
 

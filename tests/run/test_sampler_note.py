@@ -13,6 +13,7 @@ from outdo.config.file import load
 from outdo.rollouts.engines.builtin import engine as builtin
 from outdo.rollouts.engines.modes import MODES, SamplingChoice
 from outdo.run.check import fallbacks
+from outdo.run.check.preflight import Report
 from outdo.run.display import Display
 from outdo.run.training import start
 from outdo.testing import byte_bpe_tokenizer
@@ -34,7 +35,7 @@ def run(tmp_path, monkeypatch):
     def trained(*settings: str) -> str:
         recipe = load(home / "recipe.toml", ["model=bart", "steps=2", "eval.every=0", *settings])
         console = Console(file=io.StringIO(), width=200)
-        assert start(recipe, home / "run", Display(console, live=False)) == 0
+        assert start(Report(recipe=recipe, errors=()), home / "run", Display(console, live=False)) == 0
         return console.file.getvalue()
 
     return trained

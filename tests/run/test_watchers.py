@@ -7,6 +7,7 @@ from run_cases import metrics
 
 from outdo.config.file import load
 from outdo.config.names import WATCHERS
+from outdo.run.check.preflight import Report
 from outdo.run.checkpoints import checkpoint
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
@@ -29,7 +30,10 @@ def test_without_record_and_page_a_run_trains_and_goes_on_with_them_when_they_ar
     with monkeypatch.context() as deleted:
         for name in ("record", "page"):
             deleted.setitem(WATCHERS, name, missing(name))
-        assert start(load("recipe.toml", [*SETTINGS, "steps=1"]), folder, Display(live=False)) == 0
+        assert (
+            start(Report(recipe=load("recipe.toml", [*SETTINGS, "steps=1"]), errors=()), folder, Display(live=False))
+            == 0
+        )
     for name in ("record", "page"):
         assert f"{name}: needs outdo.extras.deleted, which this installation of outdo does not have" in "\n".join(said)
     newest = checkpoint.latest(folder / "checkpoints")

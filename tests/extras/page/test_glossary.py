@@ -10,6 +10,7 @@ from rich.console import Console
 from outdo.config.file import load
 from outdo.extras.page import glossary
 from outdo.extras.page.glossary_command import TOPICS, command
+from outdo.run.check.preflight import Report
 from outdo.run.display import Display
 from outdo.run.folder.run_folder import read_metrics
 from outdo.run.training import start
@@ -83,7 +84,7 @@ def test_every_metric_of_a_run_has_an_entry(
         "optim.lr=1e-3",
     )
     recipe = load(None, [*usual, *small, "eval.rows=2", "reward_limits.max_failed=1.0", *RUNS[name]])
-    assert start(recipe, tmp_path / "run", Display(Console(file=io.StringIO()))) == 0
+    assert start(Report(recipe=recipe, errors=()), tmp_path / "run", Display(Console(file=io.StringIO()))) == 0
     names = {name for line in read_metrics(tmp_path / "run" / "metrics.jsonl") for name in line} - {"step"}
     assert {"reward", "frac_reward_zero_std", "certain", "eval/greedy_reward_low"} <= names
     assert not [name for name in sorted(names) if glossary.entry(name) is None]
