@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -45,20 +46,21 @@ def at(value, folder):
 
 
 @pytest.fixture(scope="module")
-def readings(tmp_path_factory):
-    """Each script, its folder, and what running it says."""
+def reading(tmp_path_factory):
+    """Return a script by its name, with its folder and what running it says; each runs once."""
 
-    def reading(name):
+    @cache
+    def run(name):
         folder = tmp_path_factory.mktemp("script")
         script, path = written_script(name, folder)
         return SimpleNamespace(script=script, path=path, folder=folder, said=recorded_script(path, script.arguments))
 
-    return {name: reading(name) for name in SCRIPTS}
+    return run
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_running_a_script_tells_all_that_it_asks_for(name, readings):
-    case = readings[name]
+def test_running_a_script_tells_all_that_it_asks_for(name, reading):
+    case = reading(name)
     assert case.said.written == at(dict(case.script.written), case.folder)
     assert sorted(case.said.unread) == sorted(case.script.unread)
     assert len(case.said.missing) == len(case.script.missing)
@@ -86,14 +88,14 @@ def accounted(reading: Configuration, argument: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in ("registry", "dataclasses")])
-def test_each_argument_of_the_calls_is_written_or_named(name, readings):
-    case = readings[name]
+def test_each_argument_of_the_calls_is_written_or_named(name, reading):
+    case = reading(name)
     lost = [each for each in arguments_in(case.script.text) if not accounted(case.said, each)]
     assert not [each for each in lost if each not in ("eval_dataset", "peft_config")]
 
 
-def test_the_table_of_the_decision_has_each_script(readings):
-    check_rows(row(f"trl: {name}", convert_trl(case.said)) for name, case in readings.items())
+def test_the_table_of_the_decision_has_each_script(reading):
+    check_rows(row(f"trl: {name}", convert_trl(reading(name).said)) for name in SCRIPTS)
 
 
 # -------------------------------------------------------------------------------------------------------------- rewards
@@ -113,28 +115,28 @@ def value_of(reward, completion, **columns):
         reward.close()
 
 
-def test_a_reward_gets_the_columns_and_messages_that_the_script_makes(readings, tmp_path):
-    reward = rewards_of(readings["unsloth"], tmp_path, "correct")
+def test_a_reward_gets_the_columns_and_messages_that_the_script_makes(reading, tmp_path):
+    reward = rewards_of(reading("unsloth"), tmp_path, "correct")
     assert value_of(reward, "so <answer>2</answer>", question="1+1=", answer="It is so.\n#### 2") == [2.0]
 
 
-def test_a_reward_gets_text_where_the_script_renders_its_prompts(readings, tmp_path):
-    reward = rewards_of(readings["rendered prompts"], tmp_path, "score")
+def test_a_reward_gets_text_where_the_script_renders_its_prompts(reading, tmp_path):
+    reward = rewards_of(reading("rendered prompts"), tmp_path, "score")
     assert value_of(reward, "it is 2", question="1+1=", answer="2") == [1.0]
 
 
-def test_a_reward_gets_the_columns_by_the_names_of_the_script(readings, tmp_path):
-    reward = rewards_of(readings["text prompts"], tmp_path, "score")
+def test_a_reward_gets_the_columns_by_the_names_of_the_script(reading, tmp_path):
+    reward = rewards_of(reading("text prompts"), tmp_path, "score")
     assert value_of(reward, "2", problem="1+1=", answer="2") == [1.0]
 
 
-def test_a_reward_gets_a_column_that_the_script_renames(readings, tmp_path):
-    reward = rewards_of(readings["renamed rows"], tmp_path, "score")
+def test_a_reward_gets_a_column_that_the_script_renames(reading, tmp_path):
+    reward = rewards_of(reading("renamed rows"), tmp_path, "score")
     assert value_of(reward, "1+1=", problem="1+1=", answer="2") == [1.0]
 
 
-def test_the_file_of_a_reward_has_all_that_it_uses_with_the_values_of_the_run(readings, tmp_path):
-    case = readings["reward with surroundings"]
+def test_the_file_of_a_reward_has_all_that_it_uses_with_the_values_of_the_run(reading, tmp_path):
+    case = reading("reward with surroundings")
     for line in ('os.environ["MY_FLAG"] = "1"', "WORDS = ['so', 'thus']", "WEIGHTS = {'right': 2.0}", "LIMIT = 100"):
         assert line in case.said.source.splitlines()
     assert "GRPOTrainer" not in case.said.source
