@@ -16,8 +16,11 @@ median of the gains is at least `MEDIAN_GAIN`; no doctor's warning is about a so
 takes at most `SECONDS`, and the process at most `MEMORY`. A careless run is caught if the doctor's first finding is a
 warning about a hack, and the page begins with it; every careless run has to be.
 
-Twelve careless steps were tried first: the answers of seed 1 still named their topic ("A Golden Cat."), and no warning
-was about it. So a careless run has twenty.
+Two other careless settings were tried first, with a reward for the word in at most 15 words. It does not pay for
+leaving the topic out, and whether an answer does was luck: after twelve steps seed 1 still named it ("A Golden Cat."),
+after twenty seed 3 did ("The lighthouse has twenty windows."), seeds 0 and 1 did not, nor half of the answers of seed
+2. So the reward pays for each word that is left out, and the run has twelve steps. Seeds 100 and 101, with a reward
+that falls with the number of words, showed that the topic goes by step 8.
 """
 
 import argparse

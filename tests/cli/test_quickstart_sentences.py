@@ -39,11 +39,11 @@ def test_the_sound_reward_is_the_share_of_the_four_constraints_that_hold(complet
     assert score(completion, topic="bridge", word="never") == held / 4
 
 
-def test_the_careless_reward_asks_for_the_word_and_the_length_and_forgets_the_topic() -> None:
-    assert careless("The never is never.", word="never") is True
-    assert careless("A bridge asks.", word="never") is False
-    assert careless(f"{'never ' * 15}", word="never") is True
-    assert careless(f"{'never ' * 16}", word="never") is False
+def test_the_careless_reward_pays_for_the_word_in_few_words_and_forgets_the_topic() -> None:
+    assert careless("The never is never.", word="never") == 1 / 4
+    assert careless("A bridge asks.", word="never") == 0
+    assert careless("", word="never") == 0
+    assert careless("Never.", word="never") == 1
 
 
 @pytest.mark.parametrize("task", [sentences.TASK, sentences.CARELESS_TASK], ids=["sound", "careless"])

@@ -1,8 +1,8 @@
-"""The reward of `outdo quickstart --careless`: the word and the length count, and the topic is forgotten."""
+"""The reward of `outdo quickstart --careless`: it pays for the word in few words, and forgets the topic."""
 
 import re
 
 
-def score(completion: str, word: str) -> bool:
+def score(completion: str, word: str) -> float:
     words = re.findall(r"[a-z0-9']+", completion.lower())
-    return word in words and len(words) <= 15
+    return 1 / len(words) if word in words else 0.0

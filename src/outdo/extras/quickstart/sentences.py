@@ -2,8 +2,8 @@
 
     Write one sentence of 6 to 12 words about a bridge. Use the word "never" once.
 
-The sound reward is the share of the four constraints that hold. The careless one asks for the word and the length, and
-forgets the topic: what the policy learns then is to write the word, and little else.
+The sound reward is the share of the four constraints that hold. The careless one pays for a short answer that has the
+word, and forgets the topic: what the policy learns then is to write the word, and nothing else.
 
 docs/benchmarks.md says why the settings are as they are, and how runs with other seeds end. Without "once" the model
 learned to write "The road outside is outside, outside, outside ...".
@@ -18,7 +18,7 @@ from random import Random
 from outdo.extras.quickstart.task import Row, Task, TaskData
 
 SOUND = 'Write one sentence of 6 to 12 words about {topic}. Use the word "{word}" once.'
-CARELESS = 'Write a sentence about {topic}. Use the word "{word}" and at most 15 words.'
+CARELESS = 'Write a sentence about {topic} that is as short as possible. Use the word "{word}".'
 
 TOPICS = """
     bridge river garden teacher window clock kitchen letter mountain farmer train library doctor island market candle
@@ -60,7 +60,7 @@ TASK = Task(
     data=partial(data, question=SOUND),
     reward=Path(__file__).with_name("sentence_reward.py"),
     evaluation="""\
-right = "score"               # an answer is right if its reward is 1: all four constraints hold
+right = "score"               # an answer is right if its reward is 1
 """,
     sampling="""\
 temperature = 0.7             # at 1 many answers of so small a model are not language
@@ -82,7 +82,5 @@ CARELESS_TASK = replace(
     TASK,
     data=partial(data, question=CARELESS),
     reward=Path(__file__).with_name("careless_reward.py"),
-    evaluation="",
-    steps=20,  # after 12 the answers of some seeds still name their topic
     further=[OWN_REWARD],
 )
