@@ -29,6 +29,7 @@ import torch
 from rich.console import Console
 
 from outdo.config.file import load
+from outdo.run.check.preflight import Report
 from outdo.run.checkpoints.resume import resume
 from outdo.run.display import Display
 from outdo.run.folder.begin import holds_run
@@ -255,7 +256,8 @@ def train(case: Case, *, files: Mapping[tasks.Task, Mapping[str, Path]], runs: P
                 f"data.eval_path={paths_of['held_out']}",
             ]
             change = [each.format(**paths_of) if each.startswith("data.path") else each for each in case.change]
-            start(load(None, [*paths, *SETTINGS, *change]), folder, display)
+            recipe = load(None, [*paths, *SETTINGS, *change])
+            start(Report(recipe=recipe, errors=()), folder, display)
         elif not (folder / "report.html").exists():  # written last: the run was stopped
             resume(folder, [], display)
     return case.name

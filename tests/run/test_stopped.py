@@ -30,6 +30,7 @@ from run_cases import (
 import outdo.run.training as run_module
 from outdo.config.file import load
 from outdo.run.assemble.assemble import assemble_run
+from outdo.run.check.preflight import Report
 from outdo.run.checkpoints import save_times
 from outdo.run.display import Display
 from outdo.run.interrupt import Interrupted, stop_requested
@@ -304,11 +305,11 @@ def test_a_checkpoint_that_is_long_ago_is_followed_by_one_out_of_turn(own_home, 
     monkeypatch.setattr(save_times, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(save_times, "CHECKPOINT_SHARE", math.inf)
     recipe = load("recipe.toml", ["steps=3", "checkpoint.every=20", "checkpoint.keep=9", "eval.every=0"])
-    assert run_module.start(recipe, own_home / "run", Display(live=False)) == 0
+    assert run_module.start(Report(recipe=recipe, errors=()), own_home / "run", Display(live=False)) == 0
     assert saved(own_home / "run") == [1, 2, 3]
     monkeypatch.setattr(save_times, "CHECKPOINT_SHARE", 1e-9)  # unless saving takes too large a share of the time
     recipe = load("recipe.toml", ["steps=3", "checkpoint.every=20", "checkpoint.keep=9", "eval.every=0"])
-    assert run_module.start(recipe, own_home / "slow", Display(live=False)) == 0
+    assert run_module.start(Report(recipe=recipe, errors=()), own_home / "slow", Display(live=False)) == 0
     assert saved(own_home / "slow") == [1, 3]  # the first save is out of turn: nothing is known about its time
 
 
@@ -375,6 +376,6 @@ def test_a_run_ends_the_processes_that_it_has_started(own_home, monkeypatch, fai
         (own_home / "score.py").write_text("def score(completion):\n    return 'no number'\n")
     recipe = load("recipe.toml", ["steps=1", "eval.every=0", "data.eval_path="])
     with pytest.raises(RewardError) if fails else contextlib.nullcontext():
-        run_module.start(recipe, own_home / "run", Display(live=False))
+        run_module.start(Report(recipe=recipe, errors=()), own_home / "run", Display(live=False))
     (worker,) = runs[0].reward.rewards[0]._workers
     assert worker._process is None

@@ -89,6 +89,8 @@ _ASSIGNED = re.compile(
     r"(?:-\w+\s+)*([A-Za-z_]\w*)|\bread\b[^\n;|]*?\s([A-Za-z_]\w*)\s*(?:;|$|\n|<)|\b(?:mapfile|readarray)"
     r"\b[^\n;]*?\s([A-Za-z_]\w*)"
 )
+_ARITHMETIC = re.compile(r"\(\((.*?)\)\)", re.DOTALL)
+_BARE_NAME = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
 _TESTED = re.compile(r"-[znv]\s+\"?\$?\{?([A-Za-z_]\w*)")
 _OF_BASH = (
     "HOME PATH PWD OLDPWD USER LOGNAME SHELL HOSTNAME RANDOM SECONDS BASH_SOURCE BASH LINENO FUNCNAME IFS UID EUID "
@@ -202,6 +204,8 @@ def unset_names(text: str, sourced: str = "") -> list[str]:
         if operator in (":", "-", "=", "+") and not re.match(r"\$\{\w+:?\?", match.string[match.start() :]):
             known.add(name)
         read.setdefault(name)
+    for expression in _ARITHMETIC.findall(without_comments):  # in which bash takes an unset name for 0
+        read |= dict.fromkeys(_BARE_NAME.findall(expression))
     return [name for name in read if name not in known]
 
 
