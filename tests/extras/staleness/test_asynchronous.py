@@ -18,6 +18,7 @@ from outdo.extras.staleness.asynchronous import AsynchronousRollouts
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import staleness
 from outdo.rewards import load_reward
+from outdo.rollouts.engines.builtin.engine import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
@@ -323,7 +324,7 @@ def test_a_curriculum_has_the_levels_that_it_had_and_goes_on_with_them(lag: int)
             return groups
 
         if lag == 0:
-            sample.engine = None
+            sample.engine = BuiltinEngine()
             return InTurn(sample, questions, fresh())
         return sampling_ahead(sample, lag=lag, questions=questions)
 
