@@ -143,7 +143,8 @@ def test_without_the_fast_ways_a_run_checks_trains_resumes_and_evaluates_with_th
 ):
     runs = (whole_run(name), whole_run(f"fast-{name}"))
     said = said_without(deleted, home, tmp_path / "without", *runs[0])
-    assert any("does not have outdo.models.fast" in line for line in said[1][1])
+    notes = (home / "runs" / name / "start.txt").read_text()
+    assert "does not have outdo.models.fast" in " ".join(["\n".join(said[1][1]), notes])
     for status, errors in (*said, *said_without((), home, tmp_path / "with", *runs[1])):
         assert status == "0", errors
     plain, fast = steps_of(home, name), steps_of(home, f"fast-{name}")

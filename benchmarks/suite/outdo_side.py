@@ -41,6 +41,7 @@ from outdo.models.fast.fastest_products import fastest_gradients
 from outdo.models.onednn import ONEDNN
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
+from outdo.rewards import Reward
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.builtin.engine import BuiltinEngine
@@ -87,7 +88,7 @@ class TimedEngine(WrappedEngine):
         return completions
 
 
-class EveryOther:
+class EveryOther(Reward):
     """A reward by the place in the group, so that the rewards of a group differ."""
 
     name = "every_other"
@@ -98,9 +99,6 @@ class EveryOther:
             RewardOutput(value=reward_of(index), status=Status.ok, parts={self.name: reward_of(index)})
             for index in range(len(inputs))
         ]
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def prepared(setting: Setting) -> tuple[EndlessPolicy, Weights, Engine]:

@@ -58,7 +58,7 @@ def test_the_run_names_its_reward_as_a_user_does_and_finds_what_it_needs_in_the_
             (output,) = reward(
                 [RewardInput(completion=said, prompt=str(question.text), answer=None, columns=question.columns)]
             )
-            assert output.value == 1.0
+            assert output.value == (1.0 if task is sentences.TASK else 1 / len(said.split()))
     finally:
         reward.close()
 

@@ -1,5 +1,7 @@
 """What a reward sees of an answer: the completion, and the prompt as the policy read it."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from outdo.data.prompts import tokenise
@@ -38,7 +40,7 @@ def test_a_plain_function_is_a_reward_in_python_as_in_a_recipe():
         assert (group.rollouts[0].reward, group.rollouts[0].reward_parts) == (1.0, {"score": 1.0})
     assert Dialogue(lambda: None, None, score).reward.name == "score"
     assert Agent(lambda row: None, None, score).reward.name == "score"
-    assert OnlineRewardModel(None, score, every=1).labels.name == "score"
+    assert OnlineRewardModel(SimpleNamespace(name="model", is_divided=False), score, every=1).labels.name == "score"
 
 
 def test_what_is_no_reward_is_refused_before_anything_is_sampled():

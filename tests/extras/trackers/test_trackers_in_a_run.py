@@ -223,5 +223,5 @@ def test_a_missing_client_is_named_before_a_model_loads(tracked_home, monkeypatc
     (run / "recipe.toml").write_text((tracked_home / "recipe.toml").read_text())
     (run / "history.jsonl").touch()
     with pytest.raises(UserError, match=sentence):
-        resume(run, ["track=wandb"], Display(), TrainOptions())
+        resume(run, ["track=wandb"], Display())
     assert {path.name for path in run.iterdir()} == {"history.jsonl", "lock", "recipe.toml"}
