@@ -102,13 +102,11 @@ def short_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums of the quickstart in one process, of so few steps, questions and tokens that nothing is learnt."""
     monkeypatch.setattr(settings, "QUESTIONS", 64)
     monkeypatch.setattr(settings, "WARM_START_PAIRS", 8)
+    monkeypatch.setattr(settings, "THREADS", 1)
+    monkeypatch.setattr(settings, "WARM_START_STEPS", 2)
     monkeypatch.setattr(settings, "WARM_START", OptimiserSettings(lr=1e-3))
     sums = TASKS["sums"]
-    assert sums.small
-    short = replace(sums.small, steps=2)
-    monkeypatch.setitem(
-        TASKS, "sums", replace(sums, small=short, threads=1, replicas=1, steps=2, prompts=2, rows=8, max_tokens=8)
-    )
+    monkeypatch.setitem(TASKS, "sums", replace(sums, replicas=1, steps=2, prompts=2, rows=8, max_tokens=8))
 
 
 @pytest.fixture
