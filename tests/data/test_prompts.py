@@ -8,6 +8,7 @@ import pytest
 
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question
+from outdo.rewards import Reward
 from outdo.rewards.types import RewardInput, RewardOutput, to_output
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.single_turn import SingleTurn
@@ -78,7 +79,7 @@ class RecordingEngine:
     tokenizer = byte_bpe_tokenizer([])
 
 
-class ConstantReward:
+class ConstantReward(Reward):
     """A reward of 0.5 for every completion."""
 
     name = "half"
