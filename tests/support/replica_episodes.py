@@ -24,6 +24,7 @@ from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
+from outdo.rewards import Reward
 from outdo.rewards.first_rank import FirstRankReward
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine
@@ -56,7 +57,7 @@ class Game:
         return Reply(messages=following, reward=letters)
 
 
-class Length:
+class Length(Reward):
     """A reward that counts how often it was asked in this process."""
 
     name = "length"
