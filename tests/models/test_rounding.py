@@ -109,7 +109,7 @@ def test_a_model_that_float64_cannot_compute_takes_the_fast_way_by_its_own_round
     """torch multiplies the matrices of a mixture of experts in float32 and less only."""
     model = other_model("qwen3_moe", **EXPERTS)
     model = enlarged(model) if large else model
-    assert in_float64(partial(logprobs, model, "padded")) is None
+    assert in_float64(partial(logprobs, Forward(model))) is None
     assert choose_forward(model).layout == "shared"
 
 
@@ -117,7 +117,7 @@ def test_a_model_that_float64_cannot_compute_takes_the_fast_way_by_its_own_round
 @LARGE
 def test_rounding_is_of_the_size_of_the_distance_from_float64(arch, large):
     model = large_model(arch) if large else tiny_model(arch=arch)[0]
-    own = partial(logprobs, model, "padded")
+    own = partial(logprobs, Forward(model))
     wide = in_float64(own)
     assert wide.dtype == torch.float64
     apart = distance(wide, own().double())
