@@ -126,6 +126,8 @@ class ScriptedEngine(Engine):
     of their tokens has the log-probability `logprob`. `requests` holds all requests in order.
     """
 
+    reads_inputs = True
+
     def __init__(
         self,
         script: Sequence[ScriptedCompletion] | Callable[[Request], ScriptedCompletion],

@@ -24,6 +24,8 @@ RETURNED = {
     "generate": ["an answer", "another one"],
     "score": [[-1.0]],
     "returns_experts": False,
+    "reads_inputs": True,
+    "check_inputs": None,
     "choice": SamplingChoice(MODES[1]),
     "delivered_bytes": 7,
     "notes": ["it is elsewhere"],
@@ -41,10 +43,11 @@ ARGUMENTS = {
     "update_weights": lambda: (fresh(),),
     "generate": lambda: (requests()[:2], SamplingParams()),
     "score": lambda: ([[1, 2]],),
+    "check_inputs": lambda: ([],),
     "divide_episodes": lambda: ([], lambda engine, groups: []),
     "end_episodes": lambda: ([Stream("train", 1, "a question", 0)],),
 }
-ATTRIBUTES = {"version", "tokenizer", "returns_experts", "choice", "delivered_bytes", "completed"}
+ATTRIBUTES = {"version", "tokenizer", "returns_experts", "reads_inputs", "choice", "delivered_bytes", "completed"}
 
 
 class Unproved(Proof):

@@ -78,6 +78,7 @@ def command(
             token_ids=prompt.token_ids,
             stream=Stream("generate", 0, prompt.id, sample),
             max_tokens=how.sampling.max_tokens,
+            inputs=prompt.inputs,
         )
         for prompt, sample in asked
     ]

@@ -15,9 +15,13 @@ from outdo.data.questions import Question
 from outdo.data.sequences import Joined, Lazy
 from outdo.models.prompt_encoding import WITHOUT_ENVIRONMENT_TOOLS, WITHOUT_TOOL_COLUMN, encode_prompt
 from outdo.types import Group, Prompt
+from outdo.types.inputs import Inputs
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
 from outdo.utils.text import counted
+
+InputsOf = Callable[[Mapping[str, Any]], Inputs]
+"""Returns what the model reads of a row beside the tokens of its prompt: see `types.inputs`."""
 
 ToolsOf = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """Returns the schemas of the tools that the environment of a row has."""
@@ -36,17 +40,18 @@ def tokenise(
     special_tokens: bool = False,
     overlong: str = "drop",
     tools: ToolsOf = lambda row: (),
+    inputs: InputsOf = lambda row: {},
     track: Track = lambda questions: questions,
 ) -> list[Prompt]:
     """Render and tokenise each question once; sampling and training use these ids.
 
     Prompts of more than `max_tokens` tokens are dropped (`overlong` "drop") or refused ("refuse"): truncation would
     change the question. The `tools` of a row are in its prompt, before the question's own. `special_tokens` as in
-    `encode_prompt`. `track` shows how many of the questions are tokenised. Raises `UserError` with every question that
-    is refused, by `overlong` or by the chat template.
+    `encode_prompt`. `inputs` makes of a row what the model reads beside its tokens. `track` shows how many of the
+    questions are tokenised. Raises `UserError` with every question that is refused, by `overlong` or by the template.
     """
-    how = {"template": template, "system": system, "special_tokens": special_tokens, "tools": tools}
-    encode = partial(prompt_of, tokenizer=tokenizer, **how)
+    how = {"template": template, "system": system, "special_tokens": special_tokens}
+    encode = partial(prompt_of, tokenizer=tokenizer, tools=tools, inputs=inputs, **how)
     return [prompt for _, prompt in short_enough(questions, encode, max_tokens, overlong=overlong, track=track)]
 
 
@@ -58,6 +63,7 @@ def prompt_of(
     system: str | None,
     special_tokens: bool,
     tools: ToolsOf,
+    inputs: InputsOf = lambda row: {},
 ) -> Prompt:
     """Render and tokenise a question; see `tokenise`. Raises `ModelError` if the chat template refuses it."""
     if not isinstance(question, Question):
@@ -73,7 +79,12 @@ def prompt_of(
         where=f"question {question.id}",
     )
     return Prompt(
-        id=question.id, text=question.text, token_ids=tuple(ids), answer=question.answer, columns=question.columns
+        id=question.id,
+        text=question.text,
+        token_ids=tuple(ids),
+        answer=question.answer,
+        columns=question.columns,
+        inputs=inputs(question.columns),
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from outdo.data.prompts import ToolsOf, Track, prompt_of, short_enough
+from outdo.data.prompts import InputsOf, ToolsOf, Track, prompt_of, short_enough
 from outdo.data.questions import Question
 from outdo.data.sequences import Lazy
 from outdo.data.streaming import StreamedQuestions
@@ -45,10 +45,11 @@ def stream_prompts(
     special_tokens: bool = False,
     overlong: str = "drop",
     tools: ToolsOf = lambda row: (),
+    inputs: InputsOf = lambda row: {},
     track: Track = lambda questions: questions,
 ) -> StreamedPrompts:
     """Tokenise each question once, to find those that are too long; see `tokenise`. The others are not kept."""
-    how = {"template": template, "system": system, "special_tokens": special_tokens, "tools": tools}
-    encode = partial(prompt_of, tokenizer=tokenizer, **how)
+    how = {"template": template, "system": system, "special_tokens": special_tokens}
+    encode = partial(prompt_of, tokenizer=tokenizer, tools=tools, inputs=inputs, **how)
     prompts = short_enough(questions, encode, max_tokens, overlong=overlong, track=track)
     return StreamedPrompts(questions, array("Q", (index for index, _ in prompts)), encode)

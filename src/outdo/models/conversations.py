@@ -16,8 +16,9 @@ from outdo.types.rows import conversation_columns, pad_routes
 def conversations(batch: Batch) -> tuple[Batch, Tensor]:
     """Return the S conversations of a batch as rows, and for each token the place in them that predicts it.
 
-    The rows have token ids, prompts, groups and routes. The places are [B, T + 1], indices into [S, U + 1] made flat, U
-    the length of the longest conversation; the column after a row's last token is the one after its last conversation.
+    The rows have token ids, prompts, groups, routes and inputs. The places are [B, T + 1], indices into [S, U + 1] made
+    flat, U the length of the longest conversation; the column after a row's last token is the one after its last
+    conversation.
     Tokens before the fork are in both conversations, and have the place of the first.
     """
     lengths, prompts = batch.attention_mask.sum(1).tolist(), batch.prompt_lengths.tolist()
@@ -44,6 +45,7 @@ def _as_rows(batch: Batch, paths: Sequence[tuple[int, list[int]]]) -> Batch:
         [row[:length] for row, length in zip(rows, first, strict=True)],
         [row[length:] for row, length in zip(rows, first, strict=True)],
         group=[group[row] for row, _ in paths],
+        inputs=[batch.inputs[row] for row, _ in paths] if batch.inputs else (),
     ).to(batch.token_ids.device)
     if batch.routes is None:
         return unfolded

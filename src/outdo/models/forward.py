@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cache
+from inspect import signature
 from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
@@ -21,6 +22,8 @@ from outdo.models.onednn import LINEAR, ONEDNN, Gradients
 from outdo.models.rounding import tolerance
 from outdo.models.sharding import Sharding, sharding_of
 from outdo.types import Batch
+from outdo.types.inputs import joined_inputs
+from outdo.utils.errors import ModelError
 
 Overriding = TypeVar("Overriding", bound="Forward")
 
@@ -140,9 +143,26 @@ class Forward:
         """See `hidden`, of rows that are one conversation each."""
         rows, width = batch.token_ids.shape
         # The model finds the positions itself: some count from another number than 0 (RoBERTa).
-        hidden = self._run(input_ids=batch.token_ids, attention_mask=batch.attention_mask.long())
+        inputs = self._beside_tokens(batch)
+        hidden = self._run(input_ids=batch.token_ids, attention_mask=batch.attention_mask.long(), **inputs)
         start = torch.arange(rows, device=self.device)[:, None] * width
         return hidden.flatten(0, 1), start + predecessors(width + 1, self.device)  # [B * T, H], [B, T + 1]
+
+    def _beside_tokens(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what the model reads of these rows beside their tokens.
+
+        Raises `ModelError` for an input that the model does not name: it might take it, and never look at it.
+        """
+        inputs = joined_inputs(batch.inputs)
+        if inputs:
+            computed = self.model.base_model if self.plain_head else self.model
+            parameters = signature(computed.forward).parameters
+            if unknown := [name for name in inputs if name not in parameters]:
+                raise ModelError(
+                    f"the prompts bring the input {unknown[0]}, and the forward method of {type(computed).__name__} "
+                    "has no parameter of this name"
+                )
+        return inputs
 
     def _run(self, **inputs: Any) -> Tensor:
         """Run the model: [R, L] -> hidden states [R, L, H]; if the head is not plain, logits [R, L, V]."""

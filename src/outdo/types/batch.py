@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from outdo.types.inputs import Inputs, inputs_of_rows
 from outdo.types.rollouts import Group, Rollout
 from outdo.types.rows import (
     floats,
@@ -77,6 +78,7 @@ class Batch:
     rollout_logprobs: Float[Tensor, "B T"]  # log π as the engine reported it
     temperature: Float[Tensor, "B"]  # log-probabilities are those of logits / temperature
     routes: Int[Tensor, "B T R K"] | None = None  # the K experts that each of R routers chose for a token; -1: unknown
+    inputs: tuple[Inputs, ...] = ()  # of each row, what the model reads beside its tokens; (): no row has any
     totals: Totals
     old_logprobs: Float[Tensor, "B T"] | None = None  # log π_old, by the trainer, before this step's updates
     old_entropy: Float[Tensor, "B T"] | None = None  # nats, of π_old's whole next-token distribution
@@ -100,6 +102,7 @@ class Batch:
             masks=[rollout.loss_mask for rollout in rollouts],
             group=[number for number, group in enumerate(groups) for _ in group.rollouts],
             temperature=[rollout.temperature for rollout in rollouts],
+            inputs=[group.prompt.inputs for group in groups for _ in group.rollouts],
         )
         return _with_rewards(_with_samples(batch, rollouts), groups).recounted()
 
@@ -112,12 +115,13 @@ class Batch:
         masks: Sequence[Sequence[bool]] | None = None,
         group: Sequence[int] | None = None,
         temperature: Sequence[float] | None = None,
+        inputs: Sequence[Inputs] = (),
     ) -> "Batch":
         """Make a batch of token ids alone, one row for each prompt and its completion.
 
         The tokens of a completion are trained where its mask is True; all of them without `masks`. `rewards` and
         `rollout_logprobs` are 0. Without `group` every row is a group of its own, without `temperature` it is 1. Raises
-        `ValueError` for a prompt without tokens.
+        `ValueError` for a prompt without tokens, and for `inputs` (see `types.inputs`) that not all prompts have.
         """
         if empty := [str(row) for row, prompt in enumerate(prompts) if not len(prompt)]:
             raise ValueError(f"prompts without tokens: {', '.join(empty)}")
@@ -140,6 +144,7 @@ class Batch:
             truncated=torch.zeros(len(rows), dtype=torch.bool),
             rollout_logprobs=torch.zeros(token_ids.shape),
             temperature=torch.ones(len(rows)) if temperature is None else floats(temperature),
+            inputs=inputs_of_rows(inputs),
         )
 
     @classmethod
@@ -212,12 +217,14 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the same batch on another device."""
-        return self._each(lambda value: value.to(device))
+        inputs = tuple({name: value.to(device) for name, value in row.items()} for row in self.inputs)
+        return self._each(lambda value: value.to(device)).with_(inputs=inputs)
 
     def rows(self, index: Tensor) -> "Batch":
         """Return some rows without the columns that are padding in all of them. `totals` stay those of the whole."""
         width = max(1, int(self.attention_mask[index].sum(1).max()))
-        return self._each(lambda value: value[index, :width] if value.dim() > 1 else value[index])
+        part = self._each(lambda value: value[index, :width] if value.dim() > 1 else value[index])
+        return part.with_(inputs=self._inputs_at(index))
 
     def gathered(self, row: Tensor, columns: Tensor, inside: Tensor) -> "Batch":
         """Return a batch with C new rows: of the row `row[c]` the tokens at `columns[c]`, where `inside`. [C], [C, L]
@@ -228,7 +235,7 @@ class Batch:
         def of_rows(value: Tensor) -> Tensor:
             return value[row] if value.dim() == 1 else value[row].gather(1, columns).masked_fill(~inside, 0)
 
-        return self.with_(routes=None, previous=None)._each(of_rows)
+        return self.with_(routes=None, previous=None, inputs=self._inputs_at(row))._each(of_rows)
 
     def minibatches(self, n: int) -> list["Batch"]:
         """Split into at most `n` parts of whole groups, one optimiser step each. Every part counts its own totals."""
@@ -256,6 +263,10 @@ class Batch:
         lengths, groups = tokens_read(self.attention_mask, self.previous), self.group.tolist()
         rows = range(len(self)) if rows is None else rows
         return pack_by_tokens(rows, lengths, groups, budget, whole_groups=whole_groups)
+
+    def _inputs_at(self, rows: Tensor) -> tuple[Inputs, ...]:
+        """Return the inputs of some rows."""
+        return tuple(self.inputs[row] for row in rows.tolist()) if self.inputs else ()
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the same batch with every tensor changed."""

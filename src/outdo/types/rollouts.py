@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from outdo.types.inputs import Inputs, check_inputs
 from outdo.utils.rng import Stream
 from outdo.utils.text import counted
 
@@ -30,10 +31,12 @@ class Prompt:
     token_ids: tuple[int, ...]
     answer: Any = None  # the reference answer for the reward; None where there is none
     columns: Mapping[str, Any] = field(default_factory=dict)  # the other columns of the row, for the reward
+    inputs: Inputs = field(default_factory=dict, compare=False, repr=False)  # beside the tokens: see `types.inputs`
 
     def __post_init__(self) -> None:
         if not self.token_ids:
             raise ValueError(f"the prompt {self.id!r} has no tokens")
+        check_inputs(self.inputs, f"the prompt {self.id!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class Request:
     max_tokens: int
     prompt_length: int | None = None  # of these tokens, those before the first turn of the episode; None: all
     episode: Stream | None = None  # names the episode: an engine may keep what it has read of it for the next turn
+    inputs: Inputs = field(default_factory=dict, compare=False, repr=False)  # those of the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, check_completions
 from outdo.types import Completion, FinishReason, Group, Prompt
+from outdo.utils.errors import UserError
 from outdo.utils.timing import span
 
 GATHER = 0.02
@@ -129,7 +130,13 @@ class Agent(Environment):
         purpose: str,
         failures: FailureCount | None = None,
     ) -> list[Group]:
-        """Return `n` rollouts of each prompt. The prompt of a group is what its conversations have in common."""
+        """Return `n` rollouts of each prompt. The prompt of a group is what its conversations have in common.
+
+        Raises `UserError` for a prompt with inputs beside its tokens: an agent writes what the policy reads.
+        """
+        for prompt in prompts:
+            if prompt.inputs:
+                raise UserError([f"question {prompt.id} brings {', '.join(prompt.inputs)}, and agents send text alone"])
         conversations = play_episodes(
             engine, prompts, n, lambda own, groups: self._play(own, groups, sampling), step=step, purpose=purpose
         )

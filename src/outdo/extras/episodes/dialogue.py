@@ -222,6 +222,7 @@ class Dialogue(Environment):
             max_tokens=room if self.turn_tokens is None else min(room, self.turn_tokens),
             prompt_length=len(conversation.prompt.token_ids),
             episode=conversation.stream,
+            inputs=conversation.prompt.inputs,
         )
 
     def _room(self, conversation: Conversation, sampling: SamplingParams) -> int:

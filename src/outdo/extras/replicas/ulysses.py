@@ -87,6 +87,9 @@ class InParts(FastForward):
         self, batch: Batch, rows: Tensor, columns: Tensor, *, entropy: Entropy, chunk: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `Forward.scores_at`; every process returns the scores of all tokens."""
+        if batch.inputs:
+            named = ", ".join(batch.inputs[0])
+            raise ModelError(f'attention = "ulysses" divides tokens alone, and the prompts bring more: {named}')
         hidden, source = self.hidden(batch)
         at = source[rows, columns] - self.sequence.rank * len(hidden)
         own = (at >= 0) & (at < len(hidden))  # the tokens that this process predicts

@@ -67,6 +67,8 @@ class PartialRollouts(AsynchronousRollouts):
         known = self._begun.get(step - 1, {})
         steps = range(step, min(step + self.lag - 1, max(step, self.last)) + 1)
         begun = {each: known[each] if each in known else self._first_questions() for each in steps}
+        for each in steps:
+            self.engine.check_inputs(begun[each].questions)
         requests = {each: self._requests(begun[each].questions, each) for each in steps}
         limits = [self._limit(each - step) for each in steps for _ in requests[each]]
         completions = ChainMap(*(dict(each.completions) for each in begun.values()))

@@ -9,6 +9,7 @@ import torch
 
 from outdo.rollouts.in_turn import KnownPrompts
 from outdo.types import FinishReason, Group, Prompt, Rollout
+from outdo.types.inputs import same_inputs
 
 OF_TOKENS = {"token_ids": torch.int64, "loss_mask": torch.bool, "logprobs": torch.float64}
 """The fields of a rollout with a value for each token. Those of all rollouts are one tensor."""
@@ -80,12 +81,15 @@ def _rollout(others: Mapping[str, Any], tokens: Mapping[str, Any]) -> Rollout:
 
 
 def _state_of_prompt(prompt: Prompt, known: KnownPrompts) -> dict[str, Any]:
-    """Return the id of a prompt, and its text and tokens if an environment has added to them."""
-    if prompt == known[prompt.id]:
-        return {"id": prompt.id}
-    return {"id": prompt.id, "text": prompt.text, "token_ids": prompt.token_ids}
+    """Return the id of a prompt, and its text, tokens and inputs if an environment has added to them."""
+    read = known[prompt.id]
+    inputs = {} if same_inputs(prompt.inputs, read.inputs) else {"inputs": dict(prompt.inputs)}
+    changed = {} if prompt == read else {"text": prompt.text, "token_ids": prompt.token_ids}
+    return {"id": prompt.id, **changed, **inputs}
 
 
 def _prompt(state: Mapping[str, Any], known: KnownPrompts) -> Prompt:
-    prompt = known[state["id"]]
-    return replace(prompt, text=state["text"], token_ids=tuple(state["token_ids"])) if "text" in state else prompt
+    changed = {name: state[name] for name in ("text", "inputs") if name in state}
+    if "token_ids" in state:
+        changed["token_ids"] = tuple(state["token_ids"])
+    return replace(known[state["id"]], **changed)

@@ -88,6 +88,8 @@ class FastForward(Forward):
 
     def _of_rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """See `Forward._of_rows`."""
+        if self.layout == "shared" and batch.inputs:
+            return self.padded()._of_rows(batch)  # where inputs differ, equal tokens are not the same prompt
         if self.layout == "shared":
             return self._packed(batch)
         with self._replaced(None if batch.routes is None else batch.routes.flatten(0, 1)):

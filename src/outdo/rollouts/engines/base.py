@@ -10,7 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from outdo.models.forward import Forward
 from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.types import Completion, Request
+from outdo.types import Completion, Prompt, Request
+from outdo.utils.errors import UserError
 from outdo.utils.rng import Stream
 
 Item = TypeVar("Item")
@@ -56,6 +57,9 @@ class Engine(ABC):
     returns_experts: bool = True
     """Whether completions of a mixture model have `routes` where `SamplingParams.routes` is true."""
 
+    reads_inputs: bool = False
+    """Whether it samples with what prompts bring beside their tokens (`Request.inputs`)."""
+
     choice: SamplingChoice | None = None
     """How the built-in engine samples, wherever it runs; None for another engine."""
 
@@ -70,6 +74,13 @@ class Engine(ABC):
     def completed(self) -> tuple[int, int] | None:
         """How many answers of the last call of `generate` are finished, and how many there are; None if unknown."""
         return None
+
+    def check_inputs(self, prompts: Sequence[Prompt]) -> None:
+        """Raise `UserError` if it would sample without what these prompts bring beside their tokens."""
+        names = {} if self.reads_inputs else {name: prompt.id for prompt in prompts for name in prompt.inputs}
+        for name, question in names.items():
+            engine = type(self).__name__
+            raise UserError([f"question {question} brings the input {name}, and {engine} samples from tokens alone"])
 
     def divide_episodes(
         self, groups: Sequence[Item], play: Callable[["Engine", Sequence[Item]], list[EpisodeT]]

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from outdo.rollouts.engines.base import Engine, EpisodeT, Item, PolicyView
 from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.types import Completion, Request
+from outdo.types import Completion, Prompt, Request
 from outdo.utils.rng import Stream
 
 
@@ -37,6 +37,13 @@ class WrappedEngine(Engine):
     @property
     def returns_experts(self) -> bool:
         return self.engine.returns_experts
+
+    @property
+    def reads_inputs(self) -> bool:
+        return self.engine.reads_inputs
+
+    def check_inputs(self, prompts: Sequence[Prompt]) -> None:
+        self.engine.check_inputs(prompts)
 
     @property
     def choice(self) -> SamplingChoice | None:

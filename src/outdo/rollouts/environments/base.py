@@ -106,6 +106,7 @@ class GroupSampler:
         `purpose` keys the random numbers: a further call in the same step needs a purpose of its own, and the same
         `failures` as the first.
         """
+        self.engine.check_inputs(questions)
         failures = failures or FailureCount()
         with span("sample"):
             self.engine.update_weights(policy)

@@ -47,6 +47,7 @@ class SingleTurn(Environment):
                     token_ids=prompt.token_ids,
                     stream=Stream(purpose, step, prompt.id, sample),
                     max_tokens=sampling.max_tokens,
+                    inputs=prompt.inputs,
                 )
                 for sample in range(first, first + n)
             ]

@@ -157,14 +157,15 @@ class _Case:
 
 def _batch(cases: Sequence[_Case]) -> Batch:
     """Return the answers of each question after each of its prompts; those after one prompt are a group."""
-    rows = [(prompt, rollout) for case in cases for prompt in case.prompts for rollout in case.rollouts]
-    sizes = [len(case.rollouts) for case in cases for _ in case.prompts]
+    prompts = [(prompt, case) for case in cases for prompt in case.prompts]
+    rows = [(number, rollout) for number, (_, case) in enumerate(prompts) for rollout in case.rollouts]
     return Batch.of_tokens(
-        [prompt for prompt, _ in rows],
+        [prompts[number][0] for number, _ in rows],
         [rollout.token_ids for _, rollout in rows],
         masks=[rollout.loss_mask for _, rollout in rows],
-        group=[number for number, size in enumerate(sizes) for _ in range(size)],
+        group=[number for number, _ in rows],
         temperature=[rollout.temperature for _, rollout in rows],
+        inputs=[prompts[number][1].prompt.inputs for number, _ in rows],
     )
 
 
