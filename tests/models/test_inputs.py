@@ -48,7 +48,8 @@ class MoodyLlama(LlamaForCausalLM):
         self.model = MoodModel(config)
 
     def forward(self, input_ids: Tensor | None = None, *, mood: Tensor | None = None, **inputs: Any) -> Any:  # type: ignore[override]
-        return super().forward(input_ids, **{**inputs, "mood": mood})
+        read: dict[str, Any] = {"input_ids": input_ids, "mood": mood, **inputs}
+        return super().forward(**read)
 
 
 def llama(kind: type[LlamaForCausalLM] = MoodyLlama) -> LlamaForCausalLM:
