@@ -19,7 +19,7 @@ from outdo.config.recipe import Piece
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.engines import open_engine
 from outdo.testing import tiny_model

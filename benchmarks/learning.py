@@ -37,7 +37,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import load_reward
 from outdo.rewards.exact import exact
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn

@@ -24,7 +24,7 @@ from outdo.extras.sft.sft import sft
 from outdo.extras.sft.sft_examples import SftTokens, encode_examples, read_examples
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types.rollouts import Request
 from outdo.utils.rng import Stream

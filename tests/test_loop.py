@@ -20,7 +20,7 @@ from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn

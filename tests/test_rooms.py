@@ -1,6 +1,6 @@
 """Each folder of `outdo.extras` can be deleted: the rest works, and a recipe that names it gets one sentence.
 
-So can `outdo.models.fast`: a run without it is slower.
+So can `outdo.models.fast` and `outdo.rollouts.fast`: a run without them is slower.
 """
 
 import json
@@ -19,13 +19,13 @@ import outdo
 SOURCE = Path(outdo.__file__).parent
 EXTRAS = sorted(each.name for each in (SOURCE / "extras").iterdir() if (each / "__init__.py").is_file())
 ALL_EXTRAS = [f"extras/{extra}" for extra in EXTRAS]
-FAST = "models/fast"
+FAST_FORWARD, FAST_SAMPLING = "models/fast", "rollouts/fast"
 NEED_FAST = {
     'attention="shared"': 'attention = "shared"',
     "compile=true": "compile = true",
     "train.gradient_checkpointing=true": "gradient_checkpointing = true",
 }
-"""Settings that need the fast ways, and how the sentence about each begins."""
+"""Settings that need the faster forward pass, and how the sentence about each begins."""
 
 NEEDS = r"needs %s, which this installation of outdo does not have"
 TRAIN = ("train", "recipe.toml")
@@ -81,10 +81,10 @@ def said_without(
     deleted: Sequence[str], home: Path, folder: Path, *calls: Sequence[str]
 ) -> list[tuple[str, list[str]]]:
     """Call outdo without some folders, in one interpreter; return the status and the errors of each call."""
-    for parent in ("", "extras", "models"):
+    for parent in ("", "extras", "models", "rollouts"):
         copy = folder / "outdo" / parent
         copy.mkdir(parents=True)
-        left_out = {SOURCE / name for name in ("extras", "models", *deleted)}
+        left_out = {SOURCE / name for name in ("extras", "models", "rollouts", *deleted)}
         for source in {*(SOURCE / parent).iterdir()} - left_out:
             if source.name != "__pycache__":
                 (copy / source.name).symlink_to(source)
@@ -135,8 +135,11 @@ def test_without_any_extra_outdo_checks_trains_stops_resumes_and_evaluates_and_r
 
 @pytest.mark.parametrize(
     ("name", "deleted"),
-    [("plain", [FAST, *ALL_EXTRAS]), pytest.param("slow", [FAST], marks=pytest.mark.release)],
-    ids=["with the extras", "alone"],
+    [
+        ("plain", [FAST_FORWARD, FAST_SAMPLING, *ALL_EXTRAS]),
+        pytest.param("forward", [FAST_FORWARD], marks=pytest.mark.release),
+        pytest.param("sampling", [FAST_SAMPLING], marks=pytest.mark.release),
+    ],
 )
 def test_without_the_fast_ways_a_run_checks_trains_resumes_and_evaluates_with_the_numbers_of_one_that_has_them(
     name: str, deleted: Sequence[str], home: Path, tmp_path: Path
@@ -144,7 +147,8 @@ def test_without_the_fast_ways_a_run_checks_trains_resumes_and_evaluates_with_th
     runs = (whole_run(name), whole_run(f"fast-{name}"))
     said = said_without(deleted, home, tmp_path / "without", *runs[0])
     notes = (home / "runs" / name / "start.txt").read_text()
-    assert "does not have outdo.models.fast" in " ".join(["\n".join(said[1][1]), notes])
+    missing = "outdo.models.fast" if FAST_FORWARD in deleted else "outdo.rollouts.fast"
+    assert f"does not have {missing}" in " ".join(["\n".join(said[1][1]), notes])
     for status, errors in (*said, *said_without((), home, tmp_path / "with", *runs[1])):
         assert status == "0", errors
     plain, fast = steps_of(home, name), steps_of(home, f"fast-{name}")
@@ -156,7 +160,9 @@ def test_without_the_fast_ways_a_run_checks_trains_resumes_and_evaluates_with_th
 
 def test_without_the_fast_ways_what_needs_them_is_refused(home: Path, tmp_path: Path):
     calls = [(*TRAIN, f"run={number}", setting) for number, setting in enumerate(NEED_FAST)]
-    for key, (status, errors) in zip(NEED_FAST.values(), said_without([FAST], home, tmp_path, *calls), strict=True):
+    for key, (status, errors) in zip(
+        NEED_FAST.values(), said_without([FAST_FORWARD], home, tmp_path, *calls), strict=True
+    ):
         assert status == "2", errors
         assert errors[-1].endswith(f"{key}: {NEEDS % 'outdo.models.fast'}")
 

@@ -20,11 +20,11 @@ from torch import nn
 from outdo.models.device import Precision
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicySnapshot
-from outdo.rollouts.engines.builtin.device_steps import CAPTURES, Capture
-from outdo.rollouts.engines.builtin.engine import ContinuousBatch
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.limits import HOST_READS_EVERY, SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import SequenceState, StopRule
+from outdo.rollouts.fast.continuous_batching import ContinuousBatch
+from outdo.rollouts.fast.device_steps import CAPTURES, Capture
 from outdo.testing import tiny_model
 from outdo.types import Request
 from outdo.utils.rng import Stream, stream_key

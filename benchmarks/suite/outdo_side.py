@@ -44,7 +44,7 @@ from outdo.models.policy import Policy
 from outdo.rewards import Reward
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.wrapped import WrappedEngine
 from outdo.rollouts.environments.base import GroupSampler

@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from outdo.models.scorer import BatchSizes as BatchSizes
     from outdo.rewards import load_reward as load_reward
     from outdo.rollouts.engines.base import Engine as Engine
-    from outdo.rollouts.engines.builtin.engine import BuiltinEngine as BuiltinEngine
+    from outdo.rollouts.engines.builtin import BuiltinEngine as BuiltinEngine
     from outdo.rollouts.engines.sampling import SamplingParams as SamplingParams
     from outdo.rollouts.environments.base import Environment as Environment
     from outdo.rollouts.environments.base import GroupSampler as GroupSampler
@@ -142,7 +142,7 @@ HOME = {  # public name: the module that defines it
     "Agent": "outdo.extras.agents.agent",
     "Batch": "outdo.types",
     "BatchSizes": "outdo.models.scorer",
-    "BuiltinEngine": "outdo.rollouts.engines.builtin.engine",
+    "BuiltinEngine": "outdo.rollouts.engines.builtin",
     "Completion": "outdo.types",
     "ComposedObjective": "outdo.algorithms.objectives.base",
     "Critic": "outdo.models.critic",

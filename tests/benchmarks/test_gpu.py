@@ -26,9 +26,9 @@ from benchmarks.gpu.rows import ROWS, Found, Row
 from outdo.cli.main import main as outdo
 from outdo.extras.page.bands import read_bands
 from outdo.models.logprobs import _columns_in_part as COLUMNS
-from outdo.rollouts.engines.builtin import sequences
-from outdo.rollouts.engines.builtin.kv_cache import KVCache
+from outdo.rollouts.engines import sequences
 from outdo.rollouts.engines.modes import MODES, SamplingChoice
+from outdo.rollouts.fast.kv_cache import KVCache
 from outdo.utils.errors import UserError
 
 BAND = Path("benchmarks/gpu/smollm2.band.toml")
@@ -301,8 +301,8 @@ def no_keys(cache: Any, row: int) -> Any:
 
 
 KEYS_VALUES = KVCache.keys_values
-NO_PROBE = {"outdo.rollouts.engines.builtin.engine.choose_mode": lambda policy, sample: SamplingChoice(MODES[0])}
-WORSE = {"outdo.rollouts.engines.builtin.device_steps.sample_tokens": worse_logprobs}
+NO_PROBE = {"outdo.rollouts.engines.builtin.choose_mode": lambda policy: SamplingChoice(MODES[0])}
+WORSE = {"outdo.rollouts.fast.device_steps.sample_tokens": worse_logprobs}
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a device that multiplies wrongly": (
         "processor",
@@ -318,11 +318,11 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "graphs that compute nothing": ("captured", {"pretended_cuda.Graphs.__call__": lambda self, step: lambda: None}),
     "a step that the host reads": (
         "captured",
-        {"outdo.rollouts.engines.builtin.device_steps.sample_tokens": reads_by_the_host},
+        {"outdo.rollouts.fast.device_steps.sample_tokens": reads_by_the_host},
     ),
     "a cache of episodes that loses keys": (
         "episodes",
-        {"outdo.rollouts.engines.builtin.kv_cache.KVCache.keys_values": no_keys},
+        {"outdo.rollouts.fast.kv_cache.KVCache.keys_values": no_keys},
     ),
     "a model that is computed in the padded way": (
         "shared",

@@ -6,7 +6,7 @@ import pytest
 
 ENGINES = """
 from outdo import Engine
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 
 
 class Own(BuiltinEngine):

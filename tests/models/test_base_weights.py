@@ -16,7 +16,7 @@ from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import tiny_model
 from outdo.types import Request

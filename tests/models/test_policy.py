@@ -19,7 +19,7 @@ from outdo.models import onednn
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Group, TokenScores, Update
 from outdo.utils.errors import NonFiniteWeightsError

@@ -18,8 +18,8 @@ from outdo.models.forward import Forward
 from outdo.models.policy import Policy
 from outdo.models.probe import next_logprobs, small_batch
 from outdo.models.rounding import distance, in_float64, rounding, tolerance
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.kv_cache import KVCache
+from outdo.rollouts.engines.builtin import BuiltinEngine
+from outdo.rollouts.fast.kv_cache import KVCache
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 
 EXPERTS = {"num_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "head_dim": 8}

@@ -12,9 +12,9 @@ from engine_cases import SHARED, fresh, requests, rollout, shared, threads, toke
 from transformers import PreTrainedTokenizerFast
 
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import SequenceState, StopRule
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request
 from outdo.utils.errors import EngineError, NonFiniteWeightsError
 from outdo.utils.rng import Stream
@@ -119,7 +119,7 @@ def test_prompts_are_read_a_few_at_a_time(monkeypatch):
         return flat(token_ids, *rest)
 
     monkeypatch.setattr(policy.forward, "flat", counted)
-    monkeypatch.setattr("outdo.rollouts.engines.builtin.engine.PREFILL_TOKENS", 100)
+    monkeypatch.setattr("outdo.rollouts.fast.continuous_batching.PREFILL_TOKENS", 100)
     assert BuiltinEngine(policy).generate(batch, LONG) == together
     assert sorted(passes)[-4:] == [64, 1 + 3 + 17 + 63, 92, 152]  # in multiples of four
 

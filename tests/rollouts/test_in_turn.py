@@ -12,7 +12,7 @@ from outdo.loop import in_turn, train
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling

@@ -7,10 +7,10 @@ from transformers import PreTrainedModel
 
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
-from outdo.rollouts.engines.builtin.kv_cache import KVCache
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.modes import MODES
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.fast.kv_cache import KVCache
 from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch
 from outdo.utils.errors import ModelError

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from outdo.models.logprobs import token_logprobs
-from outdo.rollouts.engines.builtin.sequences import apply_filters, sample_tokens
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import apply_filters, sample_tokens
 from outdo.utils.rng import Stream, stream_key, uniforms
 
 # Distinct to three digits, so that no two tokens tie for a place.

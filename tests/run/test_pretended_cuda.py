@@ -26,7 +26,7 @@ from outdo.models.critic import own_model
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards import InProcessReward
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.limits import HOST_READS_EVERY
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler

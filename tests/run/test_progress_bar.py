@@ -14,7 +14,7 @@ from tqdm import tqdm
 from outdo.cli import main
 from outdo.cli.commands import COMMANDS
 from outdo.cli.train import TrainOptions, run_train
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.engines import completions_of
 from outdo.run.display import Display

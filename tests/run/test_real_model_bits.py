@@ -9,7 +9,7 @@ from engine_cases import requests
 from run_cases import outdo_, weights
 
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Batch
 

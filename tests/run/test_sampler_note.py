@@ -10,7 +10,7 @@ from run_cases import write_home, write_rows
 
 from outdo.cli.recipe import probe_machine
 from outdo.config.file import load
-from outdo.rollouts.engines.builtin import engine as builtin
+from outdo.rollouts.engines import builtin
 from outdo.rollouts.engines.modes import MODES, SamplingChoice
 from outdo.run.check import fallbacks
 from outdo.run.check.preflight import Report

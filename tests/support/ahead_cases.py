@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from outdo.rollouts.engines.copies import copied_policy
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.utils.errors import EngineLostError
 
 

@@ -13,7 +13,7 @@ from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import has_adapter
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine, PolicyView
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineLostError

@@ -18,9 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from outdo.rollouts.engines.builtin import device_steps
-from outdo.rollouts.engines.builtin import engine as builtin
-from outdo.rollouts.engines.builtin.device_steps import DeviceSteps
+from outdo.rollouts.fast import continuous_batching
+from outdo.rollouts.fast.device_steps import DeviceSteps
 
 CUDA, HIDDEN = torch.device("cuda", 0), torch.device("meta")  # `HIDDEN` is what torch itself sees
 CPU = torch.device("cpu")
@@ -246,8 +245,7 @@ def pretended_gpu() -> Iterator[Graphs]:
         warnings.filterwarnings("ignore", "CUDA is not available", UserWarning)
         graphs = Graphs(waits)
         patch.setattr(Dispatch, "exact", True)
-        patch.setattr(device_steps, "CAPTURES", {"cuda": graphs})
-        patch.setattr(builtin, "CAPTURES", {"cuda": graphs})
+        patch.setattr(continuous_batching, "CAPTURES", {"cuda": graphs})
         cuda: dict[str, Callable[..., Any]] = {
             "get_device_name": lambda *_: "a GPU that is not there",
             "mem_get_info": lambda *_: (MEMORY, MEMORY),

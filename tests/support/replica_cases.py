@@ -28,7 +28,7 @@ from outdo.models.bundle import Models
 from outdo.models.critic import own_head, own_model
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.sampling import RunSampling
 from outdo.types import Batch, Group, Prompt

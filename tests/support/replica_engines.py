@@ -23,7 +23,7 @@ from outdo.models.adapter import adapter_config, trained_weights
 from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.copies import whole_policy
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.engines import open_engine

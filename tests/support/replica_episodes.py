@@ -28,7 +28,7 @@ from outdo.rewards import Reward
 from outdo.rewards.first_rank import FirstRankReward
 from outdo.rewards.types import RewardInput, RewardOutput, Status
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.types import Group, Prompt, Step

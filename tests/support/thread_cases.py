@@ -32,7 +32,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.in_process import InProcessReward
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn

@@ -10,7 +10,7 @@ from outdo.models.layers import is_mixture
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.probe import Probe
 from outdo.utils.errors import ModelError
-from outdo.utils.extras import FAST, fast
+from outdo.utils.extras import FAST_FORWARD, MISSING, fast, without
 
 AttentionSetting = Literal["auto", "shared", "padded", "flash_attention_2", "flex_attention", "ulysses"]
 
@@ -37,13 +37,12 @@ def choose_forward(
     model does not allow it, if `compile` or `gradient_checkpointing` finds no layers, or if there is no compiler; and
     if `outdo.models.fast` is needed and was deleted.
     """
-    choose_fast = fast("choice:choose_fast")
+    choose_fast = fast("outdo.models.fast.choice:choose_fast")
     settings = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
     named = [f"{name} = true" for name, value in settings.items() if value]
     named += [] if attention in ("auto", "padded") else [f'attention = "{attention}"']
     if choose_fast is None and named:
-        raise ModelError(f"{named[0]}: needs {FAST}, which this installation of outdo does not have")
-    without_fast = f"this installation of outdo does not have {FAST}"
+        raise ModelError(f"{named[0]}: needs {FAST_FORWARD}, which {MISSING}")
     probe = Probe(model)
     # The logits of these few tokens may be too small for a soft cap to make a difference.
     capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
@@ -52,9 +51,9 @@ def choose_forward(
         plain_head=not capped and not probe.fault(Forward(model, plain_head=True)),
         autocast=resolve_precision(precision, probe.plain.device) == "bfloat16",
         rounding=probe.rounding,
-        reason="as requested" if attention == "padded" else without_fast,
+        reason="as requested" if attention == "padded" else without(FAST_FORWARD),
     )
     if choose_fast is None:
-        plain.unreachable_routers = without_fast if is_mixture(model) else ""
+        plain.unreachable_routers = without(FAST_FORWARD) if is_mixture(model) else ""
         return plain
     return choose_fast(plain, probe, attention, gradients=gradients, **settings)

@@ -2,7 +2,7 @@
 deleted.
 
 The core never imports them. It has their names in tables, as `"outdo.extras.vllm.engine:open_vllm"`, and imports one
-here when it is asked for. So it is with `outdo.models.fast`, without which a run is slower.
+here when it is asked for. So it is with `FAST_FORWARD` and `FAST_SAMPLING`, without which a run is slower.
 """
 
 import importlib
@@ -13,7 +13,8 @@ from outdo.utils.errors import UserError
 from outdo.utils.imports import split
 
 PACKAGE = "outdo.extras"
-FAST = "outdo.models.fast"
+FAST_FORWARD, FAST_SAMPLING = "outdo.models.fast", "outdo.rollouts.fast"
+MISSING = "this installation of outdo does not have"
 WITH_DEPENDENCIES = frozenset({"agents", "gym", "hub", "ray"})
 """The extras whose optional dependencies are a group of the same name."""
 
@@ -32,8 +33,9 @@ def load_extra(spec: str, key: str) -> Any:
     except ModuleNotFoundError as error:
         if mistake := missing_extra(str(error.name), key):
             raise UserError([mistake]) from error
-        if str(error.name).startswith(FAST):
-            raise UserError([f"{key}: needs {FAST}, which this installation of outdo does not have"]) from error
+        for folder in (FAST_FORWARD, FAST_SAMPLING):
+            if str(error.name).startswith(folder):
+                raise UserError([f"{key}: needs {folder}, which {MISSING}"]) from error
         package, extra = str(error.name).partition(".")[0], extra_of(spec)
         if extra is None or package == PACKAGE.partition(".")[0]:
             raise
@@ -42,11 +44,14 @@ def load_extra(spec: str, key: str) -> Any:
 
 
 def fast(spec: str) -> Any:
-    """Return what `"module:object"` names in `outdo.models.fast`; None if that folder was deleted."""
-    if find_spec(FAST) is None:
-        return None
+    """Return what `"module:object"` names in `FAST_FORWARD` or `FAST_SAMPLING`; None if that folder was deleted."""
     module, name = split(spec)
-    return getattr(importlib.import_module(f"{FAST}.{module}"), name)
+    return None if find_spec(module.rpartition(".")[0]) is None else getattr(importlib.import_module(module), name)
+
+
+def without(folder: str) -> str:
+    """Return the reason for a slower way, where a folder of faster ones was deleted."""
+    return f"{MISSING} {folder}"
 
 
 def missing_extra(spec: str, key: str) -> str | None:
@@ -54,7 +59,7 @@ def missing_extra(spec: str, key: str) -> str | None:
     extra = extra_of(spec)
     if extra is None or (find_spec(PACKAGE) is not None and find_spec(f"{PACKAGE}.{extra}") is not None):
         return None
-    return f"{key}: needs {PACKAGE}.{extra}, which this installation of outdo does not have"
+    return f"{key}: needs {PACKAGE}.{extra}, which {MISSING}"
 
 
 def extra_of(spec: str) -> str | None:

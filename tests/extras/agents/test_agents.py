@@ -30,7 +30,7 @@ from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import ScriptedEngine, tiny_model
 from outdo.types import Batch, FinishReason, Group, Rollout
@@ -489,7 +489,7 @@ def test_32_agents_at_once_train_the_tokens_of_the_engine_whatever_the_order_in_
     read = sum(each.counts["engine/tokens_read"] for each in rollouts)
     prompts_of_rows = sum(len(group.prompt.token_ids) * len(group.rollouts) for group in first.values())
     assert read <= prompts_of_rows + sum(len(each.token_ids) for each in rollouts)  # each token once
-    assert len(engine.episode_cache) == 0
+    assert len(engine.batching.episode_cache) == 0
     again = groups(prompts[::-1])
     assert {name: [each.token_ids for each in group.rollouts] for name, group in first.items()} == {
         name: [each.token_ids for each in group.rollouts] for name, group in again.items()

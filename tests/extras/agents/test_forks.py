@@ -22,7 +22,7 @@ from outdo.models.conversations import conversations
 from outdo.models.critic import own_model
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import ScriptedEngine, tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Request

@@ -14,7 +14,7 @@ from outdo.extras.episodes.episode import Reply
 from outdo.models.completion_text import completion_text
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import ScriptedEngine, tiny_model
 from outdo.types import Batch, Rollout

@@ -27,7 +27,7 @@ from outdo.extras.remote_engines.proof import fixed_sequences
 from outdo.extras.remote_engines.remote import RemoteEngine
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.run.assemble.engines import open_engine
 from outdo.testing import tiny_model

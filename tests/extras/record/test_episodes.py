@@ -14,7 +14,7 @@ from outdo.extras.record.parquet import read
 from outdo.extras.record.recorder import Recorder
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import tiny_model
 from outdo.types import Batch, Group, Sampled, Step

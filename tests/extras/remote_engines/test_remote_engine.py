@@ -4,7 +4,7 @@ import pytest
 from copied_engines import CopyingEngine, separate
 from engine_cases import fresh, requests
 
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.utils.errors import EngineLostError
 

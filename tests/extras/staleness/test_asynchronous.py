@@ -18,7 +18,7 @@ from outdo.extras.staleness.asynchronous import AsynchronousRollouts
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.extras.staleness.versions import staleness
 from outdo.rewards import load_reward
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling

@@ -15,7 +15,7 @@ from outdo.extras.staleness.versions import token_versions
 from outdo.models.completion_text import completion_text
 from outdo.rewards import load_reward
 from outdo.rollouts.engines.base import PolicySnapshot
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling

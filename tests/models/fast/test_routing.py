@@ -17,7 +17,7 @@ from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import PolicySnapshot
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import check_completions
 from outdo.testing import byte_bpe_tokenizer

@@ -13,7 +13,7 @@ from outdo.extras.remote_engines.remote import Maker, RemoteEngine
 from outdo.models.forward import Forward
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine, PolicyView
-from outdo.rollouts.engines.builtin.probe import TOLERANCE
+from outdo.rollouts.engines.choose_batching import TOLERANCE
 from outdo.rollouts.engines.copies import PolicyOnFirstReplica
 from outdo.utils.errors import UserError
 from outdo.utils.extras import load_extra

@@ -28,8 +28,8 @@ from outdo.models.adapter import trained_weights
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine, sample
-from outdo.rollouts.engines.builtin.probe import choose_mode
+from outdo.rollouts.engines.builtin import BuiltinEngine
+from outdo.rollouts.engines.choose_batching import choose_mode
 from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Request
@@ -83,7 +83,7 @@ class BuiltinProcesses(Engine):
         self.seed = seed
         self.timeout = timeout
         self.copy_frozen = copy_frozen
-        self.choice: SamplingChoice = choose_mode(policy, sample)  # once, not in every process
+        self.choice: SamplingChoice = choose_mode(policy)  # once, not in every process
         self.places_of_episodes = Places(len(devices))
         self._shared: SharedCopy | None = None
         self._processes: list[Process] = []
@@ -113,7 +113,7 @@ class BuiltinProcesses(Engine):
         if not _have_the_same_model(policy, self.policy):
             self.restart()
             self._shared = None
-            self.policy, self.choice = policy, choose_mode(policy, sample)
+            self.policy, self.choice = policy, choose_mode(policy)
         self.delivered_bytes = self._deliver(policy)
         loaded = self._call("load", [(policy.version,)] * len(self.devices), PATIENCE)
         self._compare(loaded, trained_weights(policy.model))

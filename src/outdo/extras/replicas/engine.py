@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from outdo.rollouts.engines.base import Engine, EpisodeT, Item
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.wrapped import WrappedEngine
 from outdo.types import Completion, Request

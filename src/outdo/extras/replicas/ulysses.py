@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PretrainedConfig
 
-from outdo.models.attention import Layout, Rule
+from outdo.models.fast.attention import Layout, Rule
 from outdo.models.fast.forward import FastForward
 from outdo.models.forward import Forward
 from outdo.models.logprobs import Entropy

@@ -12,8 +12,8 @@ import torch
 
 from outdo.extras.staleness.versions import token_versions
 from outdo.rollouts.engines.base import Engine, PolicyView
-from outdo.rollouts.engines.builtin.sequences import StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import StopRule
 from outdo.rollouts.engines.wrapped import WrappedEngine
 from outdo.rollouts.environments.base import check_completions
 from outdo.types import Completion, FinishReason, Request

@@ -18,8 +18,8 @@ from outdo.extras.vllm.http import HttpServer
 from outdo.extras.vllm.process import ProcessServer
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine, PolicyView
-from outdo.rollouts.engines.builtin.sequences import StopRule
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import StopRule
 from outdo.types import Completion, FinishReason, Request
 from outdo.utils.errors import EngineError, EngineLostError
 from outdo.utils.rng import stream_key

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models.attention import Rule
 from outdo.models.choose_forward import AttentionSetting
+from outdo.models.fast.attention import Rule
 from outdo.models.fast.forward import FastForward
 from outdo.models.fast.fused_modules import KINDS, Kind, OtherOperators, modules_of
 from outdo.models.fast.kernels import LAYOUTS, kernel_for

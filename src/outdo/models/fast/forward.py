@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
-from outdo.models.attention import Layout, Rule
+from outdo.models.fast.attention import Layout, Rule
 from outdo.models.fast.fused_modules import Kind, fused_modules, readers
 from outdo.models.fast.packed import Packed, pack
 from outdo.models.fast.routing import Routers

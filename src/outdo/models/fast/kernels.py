@@ -15,7 +15,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from outdo.models.attention import Layout, Rule
+from outdo.models.fast.attention import Layout, Rule
 from outdo.models.fast.packed import Packed
 
 Kernel = Literal["sdpa", "flash_attention_2", "flex_attention"]

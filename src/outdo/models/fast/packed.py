@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outdo.models.attention import Rule, attention, within
+from outdo.models.fast.attention import Rule, attention, within
 from outdo.models.logprobs import predecessors
 from outdo.types import Batch
 

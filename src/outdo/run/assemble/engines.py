@@ -12,7 +12,7 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.models.forward import Forward
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.base import Engine
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.copies import PolicyOnFirstReplica
 from outdo.run.progress_bar import Count
 from outdo.utils.errors import UserError

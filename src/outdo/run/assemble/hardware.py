@@ -89,7 +89,7 @@ def choose_products(recipe: Recipe, facts: ModelFacts) -> tuple[GradientProducts
     """
     if recipe.gradient_products is not None:
         return recipe.gradient_products, [f"gradient products: {_named(recipe.gradient_products)} (set in the recipe)"]
-    fastest_gradients = fast("fastest_products:fastest_gradients")
+    fastest_gradients = fast("outdo.models.fast.fastest_products:fastest_gradients")
     measured = None if fastest_gradients is None else fastest_gradients(facts.layer_matrices)
     if measured is None:
         return None, []

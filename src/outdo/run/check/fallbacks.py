@@ -17,7 +17,7 @@ from outdo.models.forward import Forward
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.loading import config_of
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.utils.text import one_line
 

@@ -5,22 +5,23 @@ same numbers by other means, with a cache of keys and values. It can go wrong wh
 may keep a state of its own, read the padding, or count it as positions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 
 import torch
 
+from outdo.models.forward import Forward
 from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import token_scores
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
-from outdo.rollouts.engines.builtin.device_steps import CAPTURES
-from outdo.rollouts.engines.builtin.hf_generate import floors_set_to, windows_set_to
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
 from outdo.rollouts.engines.modes import MODES, SamplingChoice, SamplingMode
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import SequenceState, StopRule
+from outdo.rollouts.engines.static_batching import StaticBatching, floors_set_to, windows_set_to
 from outdo.types import Batch, Request
 from outdo.utils.errors import ModelError, OutdoError
+from outdo.utils.extras import FAST_SAMPLING, fast, without
 from outdo.utils.rng import Stream, stream_key
 
 TOLERANCE = 1e-3
@@ -33,11 +34,16 @@ TOKENS = 6
 WINDOW = 4
 """Tokens of the windows in a second comparison: an answer of `TOKENS` is longer."""
 
-Sample = Callable[[PolicyView, SamplingMode, Sequence[SequenceState], SamplingParams, StopRule], None]
-"""Samples every sequence to its end."""
+CONTINUOUS = "outdo.rollouts.fast.continuous_batching:ContinuousBatching"
 
 
-def choose_mode(policy: PolicyView, sample: Sample) -> SamplingChoice:
+def batching_of(mode: SamplingMode) -> StaticBatching:
+    """Return what samples in a mode."""
+    batching = fast(CONTINUOUS) if mode.continuous else StaticBatching
+    return batching(mode)
+
+
+def choose_mode(policy: PolicyView) -> SamplingChoice:
     """Return the fastest mode whose log-probabilities are those of the policy's forward pass on a few tokens.
 
     Raises `ModelError` if there is none.
@@ -45,12 +51,10 @@ def choose_mode(policy: PolicyView, sample: Sample) -> SamplingChoice:
     forward = copy(policy.forward)
     forward.autocast = False  # in bfloat16, right modes differ too
     view = replace(PolicySnapshot.of(policy), forward=forward, end_ids=frozenset())
-    faults: list[str] = []
-    for mode in MODES:
-        if mode.continuous and (forward.layout != "shared" or (mode.captured and forward.device.type not in CAPTURES)):
-            continue
+    faults = [] if forward.layout == "padded" or fast(CONTINUOUS) else [without(FAST_SAMPLING)]
+    for mode in _possible(forward):
         with forward.gathered():
-            fault = _fault(view, mode, sample) or _fault_beyond_windows(view, mode, sample)
+            fault = _fault(view, mode) or _fault_beyond_windows(view, mode)
         if not fault:
             return SamplingChoice(mode, tuple(faults))
         faults.append(f"{mode.name}: {fault}")
@@ -60,14 +64,22 @@ def choose_mode(policy: PolicyView, sample: Sample) -> SamplingChoice:
     )
 
 
+def _possible(forward: Forward) -> Iterator[SamplingMode]:
+    """Yield the modes that suit a forward pass, the fastest first."""
+    continuous = fast(CONTINUOUS) if forward.layout == "shared" else None
+    for mode in MODES:
+        if not mode.continuous or (continuous is not None and continuous.is_possible(mode, forward)):
+            yield mode
+
+
 @torch.no_grad()
-def _fault(view: PolicySnapshot, mode: SamplingMode, sample: Sample) -> str:
+def _fault(view: PolicySnapshot, mode: SamplingMode) -> str:
     """Return what is wrong with a mode; empty if nothing is."""
     sampling = SamplingParams(max_tokens=TOKENS)
     rule = StopRule(view, sampling)
     sequences = [SequenceState(each, stream_key(0, each.stream), rule.max_new_tokens(each)) for each in _requests(view)]
     try:
-        sample(view, mode, sequences, sampling, rule)
+        batching_of(mode).sample(view, sequences, sampling, rule)
     except OutdoError:
         raise  # it has a cause of its own
     except Exception as error:  # any error is a reason not to sample in this mode
@@ -83,7 +95,7 @@ def _fault(view: PolicySnapshot, mode: SamplingMode, sample: Sample) -> str:
     return "" if gap < view.forward.tolerance(TOLERANCE) else f"its log-probabilities differ by {gap:.2g} nats"
 
 
-def _fault_beyond_windows(view: PolicySnapshot, mode: SamplingMode, sample: Sample) -> str:
+def _fault_beyond_windows(view: PolicySnapshot, mode: SamplingMode) -> str:
     """Return what is wrong with a mode of `model.generate` beyond the windows that a model's configuration names.
 
     The cache of transformers drops what is outside of them, also for a model that reads it (Llama). In the shared
@@ -94,7 +106,7 @@ def _fault_beyond_windows(view: PolicySnapshot, mode: SamplingMode, sample: Samp
         return ""
     with windows_set_to(WINDOW, view.model) as windows, floors_set_to(WINDOW, view.model) as floors:
         named = [*windows, *floors]
-        fault = _fault(view, mode, sample) if named else ""
+        fault = _fault(view, mode) if named else ""
     return fault and f"beyond its {named[0]}, {fault}"
 
 

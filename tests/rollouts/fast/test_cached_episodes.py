@@ -17,10 +17,11 @@ from outdo.extras.episodes.dialogue import Dialogue
 from outdo.extras.episodes.episode import Reply
 from outdo.models.policy import Policy
 from outdo.models.scorer import token_scores
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine, ContinuousBatch
-from outdo.rollouts.engines.builtin.episode_cache import EpisodeCache
-from outdo.rollouts.engines.builtin.sequences import SequenceState
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import SequenceState
+from outdo.rollouts.fast.continuous_batching import ContinuousBatch
+from outdo.rollouts.fast.episode_cache import EpisodeCache
 from outdo.testing import ARCHITECTURES, tiny_model
 from outdo.types import Batch, Completion, Group, Request
 
@@ -62,7 +63,7 @@ def read(groups: Sequence[Group]) -> int:
 def without_keeping(engine: BuiltinEngine, **options: Any) -> BuiltinEngine:
     """An engine of the same policy that reads every turn from the beginning."""
     other = BuiltinEngine(engine.policy, choice=engine.choice, **options)
-    other.episode_cache = EpisodeCache(most=0)
+    other.batching.episode_cache = EpisodeCache(most=0)
     return other
 
 
@@ -77,8 +78,8 @@ class Counting(BuiltinEngine):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         self.rounds.append(list(requests))
         completions = super().generate(requests, sampling)
-        self.most_kept = max(self.most_kept, len(self.episode_cache))
-        self.most_bytes = max(self.most_bytes, self.episode_cache.size)
+        self.most_kept = max(self.most_kept, len(self.batching.episode_cache))
+        self.most_bytes = max(self.most_bytes, self.batching.episode_cache.size)
         return completions
 
 
@@ -128,7 +129,7 @@ def test_cached_turns_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None
         admit(self, sequences, *rest)
 
     monkeypatch.setattr(ContinuousBatch, "_admit", noted)
-    monkeypatch.setattr("outdo.rollouts.engines.builtin.engine.PREFILL_TOKENS", 24)
+    monkeypatch.setattr("outdo.rollouts.fast.continuous_batching.PREFILL_TOKENS", 24)
     answers = engine.generate(batch, SAMPLING)
     assert without_keeping(engine).generate(batch, SAMPLING) == answers
     assert admitted == [4, 1, 1, 1, 1]
@@ -138,7 +139,7 @@ def test_keys_that_are_copied_in_parts_give_the_same_bits(monkeypatch: pytest.Mo
     engine = BuiltinEngine(shared("qwen3"))
     batch = [next_turn(each, Completion(**NOTHING), written=50) for each in begun((3, 90))]
     whole = without_keeping(engine).generate(batch, SAMPLING)
-    monkeypatch.setattr("outdo.rollouts.engines.builtin.kv_cache.GATHERED_BYTES", 2**15)
+    monkeypatch.setattr("outdo.rollouts.fast.kv_cache.GATHERED_BYTES", 2**15)
     assert without_keeping(engine).generate(batch, SAMPLING) == whole
 
 
@@ -168,9 +169,9 @@ def test_new_weights_never_use_keys_of_the_old_ones() -> None:
         policy.model.model.layers[0].self_attn.v_proj.weight.mul_(1.5)
     policy.optimiser.steps += 1
     assert engine.generate(batch, SAMPLING) == without_keeping(engine).generate(batch, SAMPLING)
-    assert len(engine.episode_cache) == len(batch)
+    assert len(engine.batching.episode_cache) == len(batch)
     engine.update_weights(policy)
-    assert (len(engine.episode_cache), engine.episode_cache.size) == (0, 0)
+    assert (len(engine.batching.episode_cache), engine.batching.episode_cache.size) == (0, 0)
 
 
 # ------------------------------------------------------------------------------------------------------- what it saves
@@ -193,7 +194,7 @@ def test_what_does_not_fit_is_read_again_and_memory_stays_bounded() -> None:
     expected = play(environment, engine, "abcd")
     assert engine.most_kept == 8
     limit, engine.most_bytes = engine.most_bytes // 2, 0
-    engine.episode_cache = EpisodeCache(most=limit)
+    engine.batching.episode_cache = EpisodeCache(most=limit)
     bounded = play(environment, engine, "abcd")
     assert 0.7 * limit < engine.most_bytes <= limit
     assert sampled(bounded) == sampled(expected)
@@ -207,7 +208,7 @@ def test_an_episode_that_has_ended_is_dropped() -> None:
 
         def reply(self, message: dict[str, Any]) -> Reply:
             self.left -= 1
-            kept.append(len(engine.episode_cache))
+            kept.append(len(engine.batching.episode_cache))
             return Reply(done=True) if self.left == 0 else super().reply(message)
 
     lengths, kept = [1, 1, 1, 3], list[int]()
@@ -217,7 +218,7 @@ def test_an_episode_that_has_ended_is_dropped() -> None:
     play(environment, engine)
     assert max(kept) == 4
     assert kept[-1] == 1
-    assert (len(engine.episode_cache), engine.episode_cache.size) == (0, 0)
+    assert (len(engine.batching.episode_cache), engine.batching.episode_cache.size) == (0, 0)
 
 
 def test_memory_that_runs_out_takes_what_is_kept_before_it_takes_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ any time: what does not fit is not cached, and the next turn reads the whole epi
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outdo.rollouts.engines.builtin.kv_cache import KeysValues
-from outdo.rollouts.engines.builtin.sequences import SequenceState
 from outdo.rollouts.engines.limits import EPISODE_CACHE_BYTES
+from outdo.rollouts.engines.sequences import SequenceState
+from outdo.rollouts.fast.kv_cache import KeysValues
 from outdo.types import Request
 from outdo.utils.rng import Stream
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from outdo.rollouts.engines.builtin.sequences import SequenceState
+from outdo.rollouts.engines.sequences import SequenceState
 
 
 class RouteLog:

@@ -1,10 +1,10 @@
-"""Sample by `model.generate` of transformers, for models whose attention cannot be replaced: any architecture, slower.
+"""Sample by `model.generate` of transformers: plain, for any architecture.
 
-outdo still chooses each token: a logits processor samples it by the request's own random numbers, and masks all others.
-Here the tokens of a request may depend on the rest of the batch, by rounding.
+outdo chooses each token: a logits processor samples it by the request's own random numbers, and masks all others. The
+tokens of a request may depend on the rest of the batch, by rounding. `outdo.rollouts.fast` overrides `StaticBatching`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,9 +20,63 @@ from transformers import (
 )
 
 from outdo.rollouts.engines.base import PolicyView
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append_next_tokens
+from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.modes import SamplingMode
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import SequenceState, StopRule, append_next_tokens
+from outdo.utils.rng import Stream
+
+
+class StaticBatching:
+    """Samples batches of sequences, each to the end of its longest one, in a `mode` of `model.generate`."""
+
+    def __init__(self, mode: SamplingMode) -> None:
+        self.mode = mode
+
+    cached_episodes: int = 0
+    """How many episodes have something cached for their next turn."""
+
+    def drop(self, episodes: Iterable[Stream] | None = None) -> None:
+        """Drop what is cached for the next turns of some episodes, or of all."""
+
+    def sample(
+        self,
+        policy: PolicyView,
+        sequences: Sequence[SequenceState],
+        sampling: SamplingParams,
+        rule: StopRule,
+        *,
+        rows: int = SEQUENCES_AT_A_TIME,
+    ) -> None:
+        """Sample every sequence to its end, at most `rows` at a time, prompts of similar length together."""
+        # `generate` calls the model's own attention, also of a model that is trained in the shared layout.
+        with policy.forward.padded().prepared(packed=True):
+            for batch in _batches(sequences, rows, policy.context, mix_lengths=self.mode.mix_lengths):
+                self._sample_batch(policy, batch, sampling, rule)
+
+    def _sample_batch(
+        self, policy: PolicyView, batch: Sequence[SequenceState], sampling: SamplingParams, rule: StopRule
+    ) -> None:
+        width = max(len(row.request.token_ids) for row in batch)
+        padding = [width - len(row.request.token_ids) for row in batch]
+        token_ids = [[0] * pad + list(row.request.token_ids) for pad, row in zip(padding, batch, strict=True)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+        config = GenerationConfig(
+            max_new_tokens=max(row.max_tokens for row in batch),
+            do_sample=False,
+            use_cache=self.mode.use_cache,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        windows = windows_set_to(None, policy.model) if self.mode.whole_cache else nullcontext()
+        with policy.forward.precision(), _without_own_settings(policy.model), windows:
+            policy.model.generate(  # type: ignore[operator]
+                torch.tensor(token_ids, device=policy.forward.device),
+                attention_mask=torch.tensor(mask, device=policy.forward.device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([_ForceChosenTokens(batch, sampling, rule)]),
+                stopping_criteria=StoppingCriteriaList([_StopWhenAllFinished(batch)]),
+            )
 
 
 class _ForceChosenTokens(LogitsProcessor):
@@ -46,39 +100,6 @@ class _StopWhenAllFinished(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         finished = [row.finish_reason is not None for row in self.rows]
         return torch.tensor(finished, device=input_ids.device)
-
-
-def generate_with_hf(
-    policy: PolicyView,
-    mode: SamplingMode,
-    sequences: Sequence[SequenceState],
-    sampling: SamplingParams,
-    rule: StopRule,
-    *,
-    batch_size: int,
-) -> None:
-    """Sample every sequence to its end, at most `batch_size` at a time, prompts of similar length together."""
-    for batch in _batches(sequences, batch_size, policy.context, mix_lengths=mode.mix_lengths):
-        width = max(len(row.request.token_ids) for row in batch)
-        padding = [width - len(row.request.token_ids) for row in batch]
-        token_ids = [[0] * pad + list(row.request.token_ids) for pad, row in zip(padding, batch, strict=True)]
-        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
-        config = GenerationConfig(
-            max_new_tokens=max(row.max_tokens for row in batch),
-            do_sample=False,
-            use_cache=mode.use_cache,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        windows = windows_set_to(None, policy.model) if mode.whole_cache else nullcontext()
-        with policy.forward.precision(), _without_own_settings(policy.model), windows:
-            policy.model.generate(  # type: ignore[operator]
-                torch.tensor(token_ids, device=policy.forward.device),
-                attention_mask=torch.tensor(mask, device=policy.forward.device),
-                generation_config=config,
-                logits_processor=LogitsProcessorList([_ForceChosenTokens(batch, sampling, rule)]),
-                stopping_criteria=StoppingCriteriaList([_StopWhenAllFinished(batch)]),
-            )
 
 
 @contextmanager

@@ -16,12 +16,11 @@ from engine_cases import begun, fresh, next_turn, requests
 from pretended_cuda import Graphs, move, pretended_cuda
 
 from outdo.models.policy import Policy
-from outdo.rollouts.engines.builtin import device_steps
-from outdo.rollouts.engines.builtin import engine as builtin
-from outdo.rollouts.engines.builtin.engine import BuiltinEngine
+from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.limits import HOST_READS_EVERY
 from outdo.rollouts.engines.modes import MODES, SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.fast import continuous_batching
 from outdo.testing import tiny_model
 from outdo.types import Completion, Request
 from outdo.utils.errors import NonFiniteWeightsError
@@ -33,13 +32,12 @@ CAPTURED = SamplingChoice(MODES[0])
 @contextmanager
 def on_cuda(monkeypatch: pytest.MonkeyPatch, arch: str = "qwen3") -> Iterator[tuple[Policy, Graphs]]:
     """A policy on the device that is not there, whose cache grows every few tokens."""
-    monkeypatch.setattr(builtin, "ACCELERATOR_BLOCK", BLOCK)
+    monkeypatch.setattr(continuous_batching, "ACCELERATOR_BLOCK", BLOCK)
     model, tokenizer = tiny_model(arch=arch)
     with pretended_cuda() as waits:
         move(model)
         graphs = Graphs(waits)
-        monkeypatch.setattr(device_steps, "CAPTURES", {"cuda": graphs})
-        monkeypatch.setattr(builtin, "CAPTURES", {"cuda": graphs})
+        monkeypatch.setattr(continuous_batching, "CAPTURES", {"cuda": graphs})
         yield Policy(model, tokenizer, precision="float32"), graphs
 
 
@@ -107,9 +105,9 @@ def test_the_host_reads_tokens_and_log_probabilities_once_for_several_steps(monk
 
 @pytest.mark.release
 def test_a_device_that_captures_nothing_samples_operator_by_operator_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    captures = dict(device_steps.CAPTURES)
+    captures = dict(continuous_batching.CAPTURES)
     with on_cuda(monkeypatch) as (policy, graphs):
-        monkeypatch.setattr(builtin, "CAPTURES", captures)  # torch for processors has no graphs
+        monkeypatch.setattr(continuous_batching, "CAPTURES", captures)  # torch for processors has no graphs
         engine = BuiltinEngine(policy)
         assert engine.choice.mode == MODES[1]
         assert engine.choice.faults[0].startswith(f"{MODES[0].name}: ")

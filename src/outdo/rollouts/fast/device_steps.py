@@ -15,10 +15,10 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from outdo.rollouts.engines.builtin.kv_cache import KVCache
-from outdo.rollouts.engines.builtin.sequences import sample_tokens
 from outdo.rollouts.engines.limits import HOST_READS_EVERY
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import sample_tokens
+from outdo.rollouts.fast.kv_cache import KVCache
 
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]

@@ -5,11 +5,11 @@ import torch
 from engine_cases import requests, shared
 from torch import Tensor
 
-from outdo.models.attention import Rule, attention, within
-from outdo.rollouts.engines.builtin.engine import ContinuousBatch
-from outdo.rollouts.engines.builtin.kv_cache import KVCache
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule
+from outdo.models.fast.attention import Rule, attention, within
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.rollouts.engines.sequences import SequenceState, StopRule
+from outdo.rollouts.fast.continuous_batching import ContinuousBatch
+from outdo.rollouts.fast.kv_cache import KVCache
 
 HEADS, KV_HEADS, D, BLOCK = 4, 2, 8, 4
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def test_tokens_that_are_read_together_have_the_same_bits_as_step_by_step(rule, 
     steps = torch.stack([step(stepwise, sequences, rule) for _ in range(70)])  # [70, 4, heads, d]
     expected = torch.cat([steps[:count, row] for row, count in enumerate(counts)])
     for bytes_at_once in (2**25, 1):
-        monkeypatch.setattr("outdo.rollouts.engines.builtin.kv_cache.GATHERED_BYTES", bytes_at_once)
+        monkeypatch.setattr("outdo.rollouts.fast.kv_cache.GATHERED_BYTES", bytes_at_once)
         cache = admitted()
         at = cache.begin(counts, padding=1)
         assert at == [*range(1, 71), 64, 65, 66, 130, 131, 131]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outdo.models.attention import Rule, attention, within
+from outdo.models.fast.attention import Rule, attention, within
 
 Indices = NDArray[numpy.int64]
 KeysValues = tuple[Tensor, Tensor]  # of one call of attention, [kv_heads, L, d] and [kv_heads, L, e]

@@ -1,6 +1,4 @@
-"""Sample from the trainer's own weights: there is no copy to synchronise, and no weight is ever out of date.
-
-Batching is continuous: finished sequences leave the batch, and waiting ones take their rows. A prompt is prefilled once
+"""Continuous batching: finished sequences leave the batch, and waiting ones take their rows. A prompt is prefilled once
 for all requests that begin with it. On a CPU in float32 the tokens of a request do not depend on the rest of the batch:
 the random numbers of a request are keyed by its stream, and every row of the computation is independent of its
 neighbours (see `kv_cache.py`; matrix products have a multiple of four rows, because MKL changes their bits with the
@@ -11,7 +9,7 @@ same bits, whether keys and values of the turns before it are cached (see `episo
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,17 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from outdo.models.scorer import sequence_logprobs
-from outdo.rollouts.engines.base import Engine, PolicyView
-from outdo.rollouts.engines.builtin.device_steps import CAPTURES, Capture, DeviceSteps, rows_of_bucket
-from outdo.rollouts.engines.builtin.episode_cache import CachedEpisode, EpisodeCache
-from outdo.rollouts.engines.builtin.hf_generate import generate_with_hf
-from outdo.rollouts.engines.builtin.kv_cache import KeysValues, KVCache, Prefill
-from outdo.rollouts.engines.builtin.probe import choose_mode
-from outdo.rollouts.engines.builtin.route_log import RouteLog
-from outdo.rollouts.engines.builtin.sequences import SequenceState, StopRule, append, append_next_tokens, numbers_of
+from outdo.models.forward import Forward
+from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.limits import (
     ACCELERATOR_BLOCK,
     CPU_BLOCK,
@@ -37,147 +27,60 @@ from outdo.rollouts.engines.limits import (
     PREFILL_TOKENS,
     SEQUENCES_AT_A_TIME,
 )
-from outdo.rollouts.engines.modes import SamplingChoice, SamplingMode
+from outdo.rollouts.engines.modes import SamplingMode
 from outdo.rollouts.engines.sampling import SamplingParams
-from outdo.types import Completion, Request
-from outdo.utils.errors import EngineError
-from outdo.utils.out_of_memory import is_out_of_memory
-from outdo.utils.rng import Stream, stream_key
+from outdo.rollouts.engines.sequences import SequenceState, StopRule, append, append_next_tokens, numbers_of
+from outdo.rollouts.engines.static_batching import StaticBatching
+from outdo.rollouts.fast.device_steps import CAPTURES, Capture, DeviceSteps, rows_of_bucket
+from outdo.rollouts.fast.episode_cache import CachedEpisode, EpisodeCache
+from outdo.rollouts.fast.kv_cache import KeysValues, KVCache, Prefill
+from outdo.rollouts.fast.route_log import RouteLog
+from outdo.utils.rng import Stream
 
 ROW_MULTIPLE = 4  # matrix products have a multiple of so many rows
 
 
-class BuiltinEngine(Engine):
-    """Samples up to `rows` sequences at a time. `seed` is the seed of the run.
+class ContinuousBatching(StaticBatching):
+    """Samples in one batch, which finished sequences leave and waiting ones enter; caches episodes between turns."""
 
-    `choice` is how it samples from `policy`; unset, it is found by a comparison on a few tokens (`choose_mode`).
-    """
-
-    def __init__(
-        self,
-        policy: PolicyView | None = None,
-        *,
-        seed: int = 0,
-        rows: int = SEQUENCES_AT_A_TIME,
-        choice: SamplingChoice | None = None,
-    ) -> None:
-        self.policy = policy
-        self.seed = seed
-        self.rows = rows
-        self.choice = choose_mode(policy, sample) if choice is None and policy is not None else choice
+    def __init__(self, mode: SamplingMode) -> None:
+        super().__init__(mode)
         self.episode_cache = EpisodeCache()
         self._cached_version: int | None = None  # of the weights that computed what is cached
-        self._sequences: Sequence[SequenceState] = ()  # of the last call
+
+    @staticmethod
+    def is_possible(mode: SamplingMode, forward: Forward) -> bool:
+        """Return whether a mode is one of continuous batching that suits a forward pass and its device."""
+        return mode.continuous and forward.layout == "shared" and (not mode.captured or forward.device.type in CAPTURES)
 
     @property
-    def version(self) -> int:
-        """The number of optimiser steps of the weights, which are the policy's own."""
-        return self._require_policy().version
+    def cached_episodes(self) -> int:  # type: ignore[override]
+        return len(self.episode_cache)
 
-    @property
-    def progress(self) -> int:
-        """The number of tokens that the last call of `generate` has sampled so far."""
-        return sum(len(sequence.token_ids) for sequence in self._sequences)
-
-    @property
-    def completed(self) -> tuple[int, int]:
-        sequences = self._sequences
-        return sum(sequence.finish_reason is not None for sequence in sequences), len(sequences)
-
-    def update_weights(self, policy: PolicyView) -> None:
-        """Use the weights of this policy, as they are at each call of `generate`.
-
-        Raises `ModelError` if no mode samples right from a new policy.
-        """
-        if self.policy is None or policy.forward is not self.policy.forward:
-            self.choice = choose_mode(policy, sample)
-        self.policy = policy
-        self.episode_cache.drop()
-
-    def end_episodes(self, episodes: Sequence[Stream]) -> None:
+    def drop(self, episodes: Iterable[Stream] | None = None) -> None:
         self.episode_cache.drop(episodes)
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._require_policy().tokenizer
-
-    @torch.no_grad()
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Compute the log-probability of each token after the first of each sequence, by the policy itself."""
-        return sequence_logprobs(self._require_policy().forward, sequences)
-
-    @torch.no_grad()
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Return one completion per request, in the same order. An answer ends at the end of the model's context.
-
-        If memory does not suffice, it empties the cache of episodes; after that it samples half as many sequences at
-        a time from then on, down to one.
-        """
-        if not requests:
-            return []
-        while True:
-            has_cached = len(self.episode_cache) > 0
-            try:
-                return self._generate(requests, sampling)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                self.episode_cache.drop()
-                if has_cached:
-                    continue
-                if min(self.rows, len(requests)) <= 1:
-                    raise EngineError(
-                        "memory does not suffice to sample a single answer: shorter answers (`sampling.max_tokens`) or "
-                        f"shorter prompts (`data.max_prompt_tokens`) need less ({error})"
-                    ) from error
-            self.rows = min(self.rows, len(requests)) // 2
-
-    def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        policy = self._require_policy()
-        assert self.choice is not None
-        rule = StopRule(policy, sampling)
-        sequences = [
-            SequenceState(request, stream_key(self.seed, request.stream), rule.max_new_tokens(request))
-            for request in requests
-        ]
-        self._sequences = sequences
+    def sample(
+        self,
+        policy: PolicyView,
+        sequences: Sequence[SequenceState],
+        sampling: SamplingParams,
+        rule: StopRule,
+        *,
+        rows: int = SEQUENCES_AT_A_TIME,
+    ) -> None:
+        """Sample every sequence to its end, up to `rows` at a time."""
         if policy.version != self._cached_version:
-            self.episode_cache.drop()
+            self.drop()
         self._cached_version = policy.version
-        sample(policy, self.choice.mode, sequences, sampling, rule, rows=self.rows, episode_cache=self.episode_cache)
-        return [sequence.completion(policy.version) for sequence in sequences]
-
-    def _require_policy(self) -> PolicyView:
-        if self.policy is None:
-            raise ValueError("the engine has no policy yet: call `update_weights(policy)` first")
-        return self.policy
-
-
-def sample(
-    policy: PolicyView,
-    mode: SamplingMode,
-    sequences: Sequence[SequenceState],
-    sampling: SamplingParams,
-    rule: StopRule,
-    *,
-    rows: int = SEQUENCES_AT_A_TIME,
-    episode_cache: EpisodeCache | None = None,
-) -> None:
-    """Sample every sequence to its end, up to `rows` at a time. Without `episode_cache` no episode is cached."""
-    # `generate` calls the model's own attention, also of a model that is trained in the shared layout.
-    forward = policy.forward if mode.continuous else policy.forward.padded()
-    routers = forward.routers if sampling.routes and mode.continuous else None
-    recorded = nullcontext() if routers is None else routers.recorded(forward.model)
-    with forward.prepared(packed=True), recorded as recording:
-        if mode.continuous:
+        forward = policy.forward
+        routers = forward.routers if sampling.routes else None
+        recorded = nullcontext() if routers is None else routers.recorded(forward.model)
+        with forward.prepared(packed=True), recorded as recording:
             log = None if recording is None else RouteLog(recording.last)
-            capture = CAPTURES.get(forward.device.type) if mode.captured else None
-            batch = ContinuousBatch(
-                policy, sampling, rule, min(rows, len(sequences)), log, episode_cache, capture=capture
-            )
-            batch.run(sequences)
-        else:
-            generate_with_hf(policy, mode, sequences, sampling, rule, batch_size=rows)
+            capture = CAPTURES.get(forward.device.type) if self.mode.captured else None
+            rows = min(rows, len(sequences))
+            ContinuousBatch(policy, sampling, rule, rows, log, self.episode_cache, capture=capture).run(sequences)
 
 
 @dataclass(slots=True)

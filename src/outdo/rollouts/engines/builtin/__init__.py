@@ -1,1 +1,0 @@
-"""The built-in engine: it samples with the weights that the trainer holds."""
