@@ -92,4 +92,5 @@ def _prompt(state: Mapping[str, Any], known: KnownPrompts) -> Prompt:
     changed = {name: state[name] for name in ("text", "inputs") if name in state}
     if "token_ids" in state:
         changed["token_ids"] = tuple(state["token_ids"])
-    return replace(known[state["id"]], **changed)
+    prompt = known[state["id"]]
+    return replace(prompt, **changed) if changed else prompt
