@@ -3,7 +3,7 @@
 The model here adds the embedding of a mood to the states of a row, so that another mood is another log-probability.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.run.checkpoints.state_file import pack, unpack
+from outdo.run.evaluation.evaluation import evaluate
 from outdo.testing import ScriptedEngine, byte_bpe_tokenizer
 from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
 from outdo.types.inputs import Inputs
@@ -166,16 +167,30 @@ def test_requests_have_the_inputs_of_their_prompts() -> None:
     assert [int(request.inputs["mood"]) for request in requests] == [2, 2, 1, 1]
 
 
-def test_an_engine_that_samples_from_tokens_alone_refuses_them() -> None:
+def test_inputs_that_cannot_be_made_are_refused_together_with_their_questions() -> None:
+    rows = [{"question": "which?", "answer": "a", **row} for row in ({"feels": 1}, {}, {"feels": 2.5})]
+
+    def feels(row: Mapping[str, Any]) -> Inputs:
+        return mood(row["feels"]) if isinstance(row["feels"], int) else {"mood": row["feels"]}
+
+    with pytest.raises(UserError) as caught:
+        outdo.tokenise(outdo.questions_from(rows), byte_bpe_tokenizer(["which?"]), inputs=feels)
+    assert "question 2: inputs: KeyError: 'feels'" in str(caught.value)
+    assert "question 3: the input mood is float, expected a tensor" in str(caught.value)
+
+
+def test_an_engine_that_samples_from_tokens_alone_refuses_them_in_training_and_evaluation() -> None:
     class OfTokens(ScriptedEngine):
         reads_inputs = False
 
-    engine = OfTokens(["a"], byte_bpe_tokenizer(["which?"]))
-    sampler = GroupSampler(
-        engine, SingleTurn(lambda completion: 0.0), group_size=1, sampling=SamplingParams(max_tokens=3)
-    )
-    with pytest.raises(UserError, match="question 2 brings the input mood, and OfTokens samples from tokens alone"):
+    engine, environment = OfTokens(["a"], byte_bpe_tokenizer(["which?"])), SingleTurn(lambda completion: 0.0)
+    sampling = SamplingParams(max_tokens=3)
+    sampler = GroupSampler(engine, environment, group_size=1, sampling=sampling)
+    refusal = "question 2 brings the input mood, and OfTokens samples from tokens alone"
+    with pytest.raises(UserError, match=refusal):
         sampler(None, [prompt(2)], step=0)  # type: ignore[arg-type]  # before it looks at the policy
+    with pytest.raises(UserError, match=refusal):
+        evaluate(engine, environment, [prompt(2)], sampling)
 
 
 def test_a_model_that_does_not_name_an_input_is_refused() -> None:

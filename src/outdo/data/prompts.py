@@ -15,7 +15,7 @@ from outdo.data.questions import Question
 from outdo.data.sequences import Joined, Lazy
 from outdo.models.prompt_encoding import WITHOUT_ENVIRONMENT_TOOLS, WITHOUT_TOOL_COLUMN, encode_prompt
 from outdo.types import Group, Prompt
-from outdo.types.inputs import Inputs
+from outdo.types.inputs import Inputs, check_inputs
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
 from outdo.utils.text import counted
@@ -55,6 +55,19 @@ def tokenise(
     return [prompt for _, prompt in short_enough(questions, encode, max_tokens, overlong=overlong, track=track)]
 
 
+def _inputs_of(question: Question, inputs: InputsOf) -> Inputs:
+    """Return what `inputs` makes of a question's row; `ModelError`, with the question, for what it cannot make."""
+    try:
+        made = inputs(question.columns)
+    except Exception as error:  # the function is a user's
+        raise ModelError(f"question {question.id}: inputs: {type(error).__name__}: {error}") from error
+    try:
+        check_inputs(made, f"question {question.id}")
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    return made
+
+
 def prompt_of(
     question: Question,
     *,
@@ -84,7 +97,7 @@ def prompt_of(
         token_ids=tuple(ids),
         answer=question.answer,
         columns=question.columns,
-        inputs=inputs(question.columns),
+        inputs=_inputs_of(question, inputs),
     )
 
 

@@ -18,8 +18,7 @@ def conversations(batch: Batch) -> tuple[Batch, Tensor]:
 
     The rows have token ids, prompts, groups, routes and inputs. The places are [B, T + 1], indices into [S, U + 1] made
     flat, U the length of the longest conversation; the column after a row's last token is the one after its last
-    conversation.
-    Tokens before the fork are in both conversations, and have the place of the first.
+    conversation. Tokens before the fork are in both conversations, and have the place of the first.
     """
     lengths, prompts = batch.attention_mask.sum(1).tolist(), batch.prompt_lengths.tolist()
     assert batch.previous is not None

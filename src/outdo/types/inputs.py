@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 
 Inputs = Mapping[str, Tensor]
-"""Of one prompt. The first dimension of a tensor counts what the prompt has: one number, two pictures, 480 patches."""
+"""Of one prompt. The first dimension of a tensor counts what the prompt has: one number, two pictures, 480 patches.
+
+The tensors of rows are joined, and the model has to find what belongs to which row: by its tokens, as placeholders of
+pictures, or by the order. A prompt may have nothing of an input, a first dimension of 0, only if it goes by the tokens.
+"""
 
 MADE_BY_OUTDO = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "use_cache"})
 """The arguments of a model that no prompt can bring."""

@@ -24,6 +24,6 @@ def test_the_tokens_are_the_same_and_their_log_probabilities_nearly(arch: str):
     fast, plain = answers(SamplingChoice(CONTINUOUS)), answers(SamplingChoice(PLAIN))
     assert [answer.token_ids for answer in fast] == [answer.token_ids for answer in plain]
     fast_logprobs, plain_logprobs = (
-        torch.tensor([logprob for answer in each for logprob in answer.logprobs]) for each in (fast, plain)
+        torch.tensor([logprob for answer in answered for logprob in answer.logprobs]) for answered in (fast, plain)
     )
     torch.testing.assert_close(fast_logprobs, plain_logprobs, rtol=0, atol=2e-5)

@@ -33,8 +33,10 @@ class StaticBatching:
     def __init__(self, mode: SamplingMode) -> None:
         self.mode = mode
 
-    cached_episodes: int = 0
-    """How many episodes have something cached for their next turn."""
+    @property
+    def cached_episodes(self) -> int:
+        """How many episodes have something cached for their next turn."""
+        return 0
 
     def drop(self, episodes: Iterable[Stream] | None = None) -> None:
         """Drop what is cached for the next turns of some episodes, or of all."""

@@ -54,7 +54,7 @@ class ContinuousBatching(StaticBatching):
         return mode.continuous and forward.layout == "shared" and (not mode.captured or forward.device.type in CAPTURES)
 
     @property
-    def cached_episodes(self) -> int:  # type: ignore[override]
+    def cached_episodes(self) -> int:
         return len(self.episode_cache)
 
     def drop(self, episodes: Iterable[Stream] | None = None) -> None:

@@ -205,8 +205,10 @@ def evaluate(
 ) -> Evaluation:
     """Sample k answers to every question and score them. At temperature 0 they would be equal, so k is 1.
 
-    `vote` counts the votes of maj@k, as `outdo.rewards.matchers.majorities` does.
+    `vote` counts the votes of maj@k, as `outdo.rewards.matchers.majorities` does. Raises `UserError` if the prompts
+    bring inputs that the engine does not read.
     """
+    engine.check_inputs(prompts)
     k = 1 if sampling.temperature == 0 else k
     groups = environment.rollouts(engine, prompts, k, sampling, step=step, purpose=purpose)
     if vote is None:
