@@ -84,7 +84,7 @@ def careless(lines: Sequence[Line]) -> str:
     runs = of_task(lines, "careless")
     before, after = ([line[when][0] for line in runs] for when in ("before", "after"))
     caught = sum(line["page"].startswith("The reward rose, and") and line["first_finding"]["is_hack"] for line in runs)
-    often = f" The page of {caught} of {_runs(runs)} begins with a warning of a hack." if len(runs) > 1 else ""
+    often = f" In {caught} of {_runs(runs)}, the page begins with a warning of a hack." if len(runs) > 1 else ""
     return _wrapped(
         f"By the careless reward {between(before)} of the answers to held-out questions are right before training, and "
         f"{between(after)} after it.{often}"
