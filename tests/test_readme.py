@@ -88,7 +88,7 @@ def test_first_runs_are_told_by_median_and_range():
         'wrote "A cat is a cat." before, and "A golden cat." after. A run takes 4 minutes of one core, and 3.0 GB.'
         in told
     )
-    assert "The page of 6 of 6 runs" in told
+    assert "In 6 of 6 runs, with 3 seeds on 2 kinds of processor, the page begins with a warning of a hack." in told
     drawn = picture(of_task(lines, "sentences"))
     assert drawn.count("class='after' cx=") == drawn.count("class='before' cx=") == 6
     assert "median 62 %" in drawn
