@@ -1,6 +1,6 @@
 """What a model reads beside tokens goes with its row, from the column of a question to the model, and never to another.
 
-The model here adds the embedding of a mood to the states of a row, so that another mood is another log-probability.
+The model is that of `moods`: another mood is another log-probability.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedTokenizerFast
+from moods import MOODS, llama, mood, prompt
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import outdo
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
@@ -22,57 +23,9 @@ from outdo.rollouts.environments.single_turn import SingleTurn
 from outdo.run.checkpoints.state_file import pack, unpack
 from outdo.run.evaluation.evaluation import evaluate
 from outdo.testing import ScriptedEngine, byte_bpe_tokenizer
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout
+from outdo.types import Batch, FinishReason, Group, Rollout
 from outdo.types.inputs import Inputs
 from outdo.utils.errors import ModelError, UserError
-
-MOODS = 4
-
-
-class MoodModel(LlamaModel):
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.moods = nn.Embedding(MOODS, config.hidden_size)
-        nn.init.normal_(self.moods.weight)
-
-    def forward(self, input_ids: Tensor | None = None, *, mood: Tensor | None = None, **inputs: Any) -> Any:  # type: ignore[override]
-        states = self.embed_tokens(input_ids)
-        if mood is not None:
-            assert len(mood) == len(states)
-            states = states + self.moods(mood)[:, None]
-        return super().forward(**{**inputs, "inputs_embeds": states})
-
-
-class MoodyLlama(LlamaForCausalLM):
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.model = MoodModel(config)
-
-    def forward(self, input_ids: Tensor | None = None, *, mood: Tensor | None = None, **inputs: Any) -> Any:  # type: ignore[override]
-        read: dict[str, Any] = {"input_ids": input_ids, "mood": mood, **inputs}
-        return super().forward(**read)
-
-
-def llama(kind: type[LlamaForCausalLM] = MoodyLlama) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        initializer_range=0.5,
-    )
-    return kind(config).eval()
-
-
-def mood(number: int) -> Inputs:
-    return {"mood": torch.tensor([number])}
-
-
-def prompt(number: int, *, inputs: Inputs | None = None) -> Prompt:
-    return Prompt(id=str(number), text="?", token_ids=(3, 4, 5), inputs=mood(number) if inputs is None else inputs)
 
 
 def rollout(*tokens: int) -> Rollout:

@@ -5,7 +5,7 @@ computes any model that `transformers` loads. `outdo.models.fast` overrides its 
 tokens is compared with the plain forward pass when a model is loaded: see `outdo.models.choose_forward`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cache
@@ -22,7 +22,7 @@ from outdo.models.onednn import LINEAR, ONEDNN, Gradients
 from outdo.models.rounding import tolerance
 from outdo.models.sharding import Sharding, sharding_of
 from outdo.types import Batch
-from outdo.types.inputs import joined_inputs
+from outdo.types.inputs import Inputs, joined_inputs
 from outdo.utils.errors import ModelError
 
 Overriding = TypeVar("Overriding", bound="Forward")
@@ -143,26 +143,24 @@ class Forward:
         """See `hidden`, of rows that are one conversation each."""
         rows, width = batch.token_ids.shape
         # The model finds the positions itself: some count from another number than 0 (RoBERTa).
-        inputs = self._beside_tokens(batch)
+        self.check_inputs(batch.inputs)
+        inputs = joined_inputs(batch.inputs)
         hidden = self._run(input_ids=batch.token_ids, attention_mask=batch.attention_mask.long(), **inputs)
         start = torch.arange(rows, device=self.device)[:, None] * width
         return hidden.flatten(0, 1), start + predecessors(width + 1, self.device)  # [B * T, H], [B, T + 1]
 
-    def _beside_tokens(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what the model reads of these rows beside their tokens.
+    def check_inputs(self, rows: Sequence[Inputs]) -> None:
+        """Raise `ModelError` for an input of some rows that the model does not name.
 
-        Raises `ModelError` for an input that the model does not name: it might take it, and never look at it.
+        It might take such an input, and never look at it.
         """
-        inputs = joined_inputs(batch.inputs)
-        if inputs:
-            computed = self.model.base_model if self.plain_head else self.model
-            parameters = signature(computed.forward).parameters
-            if unknown := [name for name in inputs if name not in parameters]:
+        computed = [self.model.base_model] * self.plain_head + [self.model]
+        for name in dict.fromkeys(name for inputs in rows for name in inputs):
+            if ignoring := [type(part) for part in computed if name not in signature(part.forward).parameters]:
                 raise ModelError(
-                    f"the prompts bring the input {unknown[0]}, and the forward method of {type(computed).__name__} "
-                    "has no parameter of this name"
+                    f"the prompts bring the input {name}, and the forward method of {ignoring[0].__name__} has no "
+                    "parameter of this name"
                 )
-        return inputs
 
     def _run(self, **inputs: Any) -> Tensor:
         """Run the model: [R, L] -> hidden states [R, L, H]; if the head is not plain, logits [R, L, V]."""

@@ -148,6 +148,7 @@ class Sharded(Sharding):
             # A sum, not a mean: totals are those of the whole batch.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
+        self._is_gathered = False
 
     def __call__(self, compute: Callable[[], Tensors]) -> Tensors:
         """See `Sharding.__call__`. If `compute` fails, the weights that it gathered are dropped."""
@@ -160,15 +161,23 @@ class Sharded(Sharding):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Hold all weights during a `with` block, which must not compute gradients."""
+        """Hold all weights during a `with` block, which must not compute gradients.
+
+        One within another does nothing: what samples may compute, before it begins, how to.
+        """
+        if self._is_gathered:
+            yield
+            return
         for part in self.parts:
             part.set_reshard_after_forward(False)
         with fatal_errors():
             for part in self.parts:
                 part.unshard()
+        self._is_gathered = True
         try:
             yield
         finally:
+            self._is_gathered = False
             for part in self.parts:
                 part.set_reshard_after_forward(True)
                 part.reshard()

@@ -4,17 +4,19 @@ How sequences become batches is the work of a `StaticBatching` or of what overri
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from outdo.models.scorer import sequence_logprobs
-from outdo.rollouts.engines.base import Engine, PolicyView
+from outdo.rollouts.engines.base import Engine, PolicySnapshot, PolicyView
 from outdo.rollouts.engines.choose_batching import batching_of, choose_mode
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.sequences import SequenceState, StopRule
+from outdo.rollouts.engines.static_batching import StaticBatching
 from outdo.types import Completion, Request
 from outdo.utils.errors import EngineError
 from outdo.utils.out_of_memory import is_out_of_memory
@@ -25,7 +27,10 @@ class BuiltinEngine(Engine):
     """Samples up to `rows` sequences at a time. `seed` is the seed of the run.
 
     `choice` is how it samples from `policy`; unset, it is found by a comparison on a few tokens (`choose_mode`).
+    Requests with inputs beside their tokens are sampled by `model.generate`.
     """
+
+    reads_inputs = True
 
     def __init__(
         self,
@@ -84,12 +89,13 @@ class BuiltinEngine(Engine):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the same order. An answer ends at the end of the model's context.
 
-        If memory does not suffice, it drops what is cached; after that it samples half as many sequences at a time from
-        then on, down to one.
+        Raises `ModelError`, before it samples, for an input that the model does not name. If memory does not suffice,
+        it drops what is cached; after that it samples half as many sequences at a time from then on, down to one.
         """
         if not requests:
             return []
         policy = self._require_policy()
+        policy.forward.check_inputs([request.inputs for request in requests])
         while True:
             had_cached = self.batching.cached_episodes > 0
             try:
@@ -114,12 +120,23 @@ class BuiltinEngine(Engine):
             for request in requests
         ]
         self._sequences = sequences
-        self.batching.sample(policy, sequences, sampling, rule, rows=self.rows)
+        self._batching_of(requests).sample(policy, sequences, sampling, rule, rows=self.rows)
         return [sequence.completion(policy.version) for sequence in sequences]
 
     def _use(self, policy: PolicyView, choice: SamplingChoice) -> None:
         self.policy, self.choice = policy, choice
         self.batching = batching_of(choice.mode)
+        self._by_generate: StaticBatching | None = None if choice.mode.continuous else self.batching
+
+    def _batching_of(self, requests: Sequence[Request]) -> StaticBatching:
+        """Return what samples these requests: continuous batching reads tokens alone."""
+        if not any(request.inputs for request in requests):
+            return self.batching
+        if self._by_generate is None:
+            policy = self._require_policy()
+            padded = replace(PolicySnapshot.of(policy), forward=policy.forward.padded())
+            self._by_generate = batching_of(choose_mode(padded).mode)
+        return self._by_generate
 
     def _require_policy(self) -> PolicyView:
         if self.policy is None:

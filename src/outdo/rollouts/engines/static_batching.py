@@ -2,6 +2,9 @@
 
 outdo chooses each token: a logits processor samples it by the request's own random numbers, and masks all others. The
 tokens of a request may depend on the rest of the batch, by rounding. `outdo.rollouts.fast` overrides `StaticBatching`.
+
+`model.generate` gets the inputs of the rows (`Request.inputs`). The model decides when it reads them: at each token, or
+with the prompt alone if its `prepare_inputs_for_generation` drops them afterwards, as it does with pictures.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +27,8 @@ from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.modes import SamplingMode
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.sequences import SequenceState, StopRule, append_next_tokens
+from outdo.types.inputs import Inputs, inputs_of_rows, joined_inputs
+from outdo.utils.errors import ModelError
 from outdo.utils.rng import Stream
 
 
@@ -70,6 +75,7 @@ class StaticBatching:
             eos_token_id=None,
             pad_token_id=0,
         )
+        inputs = _inputs_of(batch, config, policy.forward.device)
         windows = windows_set_to(None, policy.model) if self.mode.whole_cache else nullcontext()
         with policy.forward.precision(), _without_own_settings(policy.model), windows:
             policy.model.generate(  # type: ignore[operator]
@@ -78,7 +84,22 @@ class StaticBatching:
                 generation_config=config,
                 logits_processor=LogitsProcessorList([_ForceChosenTokens(batch, sampling, rule)]),
                 stopping_criteria=StoppingCriteriaList([_StopWhenAllFinished(batch)]),
+                **inputs,
             )
+
+
+def _inputs_of(batch: Sequence[SequenceState], config: GenerationConfig, device: torch.device) -> Inputs:
+    """Return what the model reads of a batch beside its tokens.
+
+    Raises `ModelError` for a name that `model.generate` takes for a setting of its own: the model would not get it.
+    """
+    inputs = joined_inputs(inputs_of_rows([row.request.inputs for row in batch]))
+    if settings := [name for name in inputs if hasattr(config, name)]:
+        raise ModelError(
+            f"the prompts bring the input {settings[0]}, which model.generate would take for its own setting: sampling "
+            "needs another name for it"
+        )
+    return {name: value.to(device) for name, value in inputs.items()}
 
 
 class _ForceChosenTokens(LogitsProcessor):
