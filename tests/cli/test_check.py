@@ -32,8 +32,8 @@ def test_a_sound_recipe_has_no_errors_and_no_warnings(home):
 
 
 def test_warnings_are_counted_and_end_a_strict_check_with_status_1(home):
-    assert "more than the model's context of 512" in check(home, "data.max_prompt_tokens=600")
-    said = outdo_(home, "check", "recipe.toml", *SOUND, "data.max_prompt_tokens=600", "--strict", status=1)
+    assert "more than the model's context of 512" in check(home, "sampling.max_tokens=510")
+    said = outdo_(home, "check", "recipe.toml", *SOUND, "sampling.max_tokens=510", "--strict", status=1)
     assert counted(said).startswith("No errors, 1 warning, ")
 
 

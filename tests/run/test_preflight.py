@@ -127,7 +127,7 @@ def test_a_reward_that_does_not_prefer_the_reference_is_a_warning(model, data, t
         ("cache = 8", 16, None),
         ("cache = 8, max_tokens = 40", 16, "cut at sampling.max_tokens = 32, gets 0 and not -1"),
         ("cache = 20, max_tokens = 40", 16, "cut at sampling.max_tokens = 32, gets -0.6 and not -1"),
-        ("cache = 16", 44, "context of 64, for a prompt of data.max_prompt_tokens = 44, gets -0.25 and not -1"),
+        ("cache = 16", 44, "context of 64, after a prompt of 44 tokens, gets -0.25 and not -1"),
         ("cache = 16, max_tokens = 20", 44, None),
     ],
 )
@@ -140,6 +140,21 @@ def test_a_penalty_for_long_answers_that_no_answer_gets_in_full_is_a_warning(
     assert report.errors == []
     found = [line for line in report.warnings if line.startswith("rewards.overlong.max_tokens")]
     assert [told in line for line in found] == ([] if told is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (32, None),
+        (33, "after the longest prompt that was looked at, of 33 tokens, is more than the model's context of 64"),
+        (None, "data.max_prompt_tokens + sampling.max_tokens = 544 is more than the model's context of 64"),
+    ],
+)
+def test_the_context_is_compared_with_the_prompts_where_their_lengths_are_known(model, data, tokens, told):
+    asked = recipe(model, data, "sampling.max_tokens=32", 'rewards=["exact", {name = "overlong", cache = 8}]')
+    report = check(asked, render=None if tokens is None else lambda question: Rendered("x", tokens=tokens))
+    assert report.errors == []
+    assert [told in line for line in report.warnings if "context of 64" in line][:1] == ([] if told is None else [True])
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ class Sample:
         return tuple(tokens for tokens in self.tokens.values() if tokens <= self.longest)
 
     @property
+    def trained(self) -> tuple[int, ...]:
+        """The lengths of the prompts that the run trains on, also those beside the sample."""
+        return tuple(tokens for tokens in {**self.tokens, **self.beside}.values() if tokens <= self.longest)
+
+    @property
     def too_long(self) -> Mapping[str, int]:
         """The prompts that it does not train on, also those beside the sample."""
         return {each: tokens for each, tokens in {**self.tokens, **self.beside}.items() if tokens > self.longest}

@@ -26,16 +26,17 @@ from outdo.data.questions import Question
 from outdo.data.splits import Questions, load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, conversion_notes, inspect_folder
 from outdo.models.inspect_folder import REWARD_MODEL as CLASSIFIER
-from outdo.rewards.overlong import overlong
 from outdo.rewards.right import UNDEFINED
 from outdo.run.check import cost
 from outdo.run.check.estimate import Machine, Sample, estimate
 from outdo.run.check.prompt_warnings import (
     chat_option_faults,
+    context_warnings,
     date_notes,
     episode_faults,
     longest_prompt,
     overlong_prompts,
+    overlong_reward_warnings,
     question_warnings,
     template_does,
     template_warnings,
@@ -110,7 +111,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     try:
         facts = inspect_folder(recipe.model)
         notes += [*_model_notes(recipe, facts), *date_notes(recipe, facts)]
-        warnings += [*_context(recipe, facts), *_overlong_limit(recipe, facts), *template_warnings(recipe, facts)]
+        warnings += template_warnings(recipe, facts)
         errors += [*_frozen_weights(recipe, facts), *_whole_model(recipe, facts), *divided_heads(recipe, facts)]
         errors += chat_option_faults(recipe, facts)
     except ModelError as error:
@@ -125,6 +126,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     sample, prompts, unread = sample_of(recipe, facts, train, render)  # it may load torch
     refused, dropped = _overlong(recipe, facts, questions, sample, render)
     errors += [*unread, *refused]
+    warnings += [*context_warnings(recipe, facts, sample), *overlong_reward_warnings(recipe, facts, sample)]
     notes += [*_prefills(prompts), *_remarks(prompts)]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
@@ -352,32 +354,6 @@ def _placed_rewards(recipe: Recipe) -> Iterator[str]:
     for reward in recipe.rewards:
         if reward.place:
             yield f"rewards: {reward.name} was tried on this machine; the run scores with it where Ray finds room"
-
-
-def _context(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    longest, context = cost.longest_sequence(recipe), facts.max_positions
-    if context is not None and longest > context:
-        yield (
-            f"data.max_prompt_tokens + sampling.max_tokens = {longest} is more than the model's context of {context}: "
-            f"prompts of more than {context - 1} tokens are left out, and an answer ends at the end of the context"
-        )
-
-
-def _overlong_limit(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
-    """Yield a sentence for each reward `overlong` whose limit no answer reaches, because it is cut before."""
-    prompt, context = recipe.data.max_prompt_tokens, facts.max_positions
-    rooms = {f"sampling.max_tokens = {recipe.sampling.max_tokens}": recipe.sampling.max_tokens}
-    if context is not None:
-        rooms[f"the model's context of {context}, for a prompt of data.max_prompt_tokens = {prompt}"] = context - prompt
-    cut_by, room = min(rooms.items(), key=lambda each: each[1])
-    for options in (recipe.options_of(reward) for reward in recipe.rewards if reward.name == "overlong"):
-        limit, cache = options["max_tokens"], options.get("cache")
-        if isinstance(limit, int) and isinstance(cache, int) and 0 < cache <= limit and room < limit:
-            value = overlong("", range(max(0, room)), max_tokens=limit, cache=cache)
-            yield (
-                f"rewards.overlong.max_tokens = {limit}: no answer is as long; one that is cut at {cut_by}, gets "
-                f"{value:g} and not -1"
-            )
 
 
 def _repetition(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:

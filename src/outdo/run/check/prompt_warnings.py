@@ -14,6 +14,7 @@ from outdo.data.streaming import hash_of, repeated
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.template_header import DATE, without_header
 from outdo.models.template_source import draws, options_without_effect, reads_clock, sources_of
+from outdo.rewards.overlong import overlong
 from outdo.run.check.estimate import Sample
 from outdo.utils.reward_names import KEPT_PROMPT, REWARD_MODEL
 from outdo.utils.text import counted
@@ -55,6 +56,47 @@ def overlong_prompts(sample: Sample, overlong: str, kind: str) -> tuple[list[str
     if overlong == "refuse" or (sample.is_whole and not sample.kept):
         return shorten([f"{each[0]}; {count}", *each[1:]], "questions"), []
     return [], [f"{each[0]}, and is left out; {count}"]
+
+
+def context_warnings(recipe: Recipe, facts: ModelFacts | None, sample: Sample) -> Iterator[str]:
+    """Yield a sentence if the model's context has no room for a prompt and `sampling.max_tokens`."""
+    context, completion = facts.max_positions if facts else None, recipe.sampling.max_tokens
+    if context is None or _longest_trained(recipe, sample) + completion <= context:
+        return
+    if sample.trained:
+        yield (
+            f"sampling.max_tokens = {completion}, after the longest prompt that was looked at, of "
+            f"{counted(_longest_trained(recipe, sample), 'token')}, is more than the model's context of {context}: an "
+            "answer ends at the end of the context"
+        )
+    else:
+        yield (
+            f"data.max_prompt_tokens + sampling.max_tokens = {recipe.data.max_prompt_tokens + completion} is more than "
+            f"the model's context of {context}: prompts of more than {context - 1} tokens are left out, and an answer "
+            "ends at the end of the context"
+        )
+
+
+def overlong_reward_warnings(recipe: Recipe, facts: ModelFacts | None, sample: Sample) -> Iterator[str]:
+    """Yield a sentence for each reward `overlong` whose limit no answer reaches, because it is cut before."""
+    prompt, context = _longest_trained(recipe, sample), facts.max_positions if facts else None
+    rooms = {f"sampling.max_tokens = {recipe.sampling.max_tokens}": recipe.sampling.max_tokens}
+    if context is not None:
+        rooms[f"the model's context of {context}, after a prompt of {counted(prompt, 'token')}"] = context - prompt
+    cut_by, room = min(rooms.items(), key=lambda limit: limit[1])
+    for options in (recipe.options_of(reward) for reward in recipe.rewards if reward.name == "overlong"):
+        limit, cache = options["max_tokens"], options.get("cache")
+        if isinstance(limit, int) and isinstance(cache, int) and 0 < cache <= limit and room < limit:
+            value = overlong("", range(max(0, room)), max_tokens=limit, cache=cache)
+            yield (
+                f"rewards.overlong.max_tokens = {limit}: no answer is as long; one that is cut at {cut_by}, gets "
+                f"{value:g} and not -1"
+            )
+
+
+def _longest_trained(recipe: Recipe, sample: Sample) -> int:
+    """Return the tokens of the longest prompt that was looked at and is trained on, or of the longest allowed."""
+    return max(sample.trained, default=recipe.data.max_prompt_tokens)
 
 
 def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
