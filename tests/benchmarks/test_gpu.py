@@ -297,10 +297,10 @@ def reads_by_the_host(logits: Any, numbers: Any, sampling: Any) -> Any:
 
 
 def no_keys(cache: Any, row: int) -> Any:
-    return [(keys * 0, values) for keys, values in KEYS_VALUES(cache, row)]
+    return [(keys * 0, values) for keys, values in STATES_OF(cache, row)]
 
 
-KEYS_VALUES = KVCache.keys_values
+STATES_OF = KVCache.states_of
 NO_PROBE = {"outdo.rollouts.engines.builtin.choose_mode": lambda policy: SamplingChoice(MODES[0])}
 WORSE = {"outdo.rollouts.fast.device_steps.sample_tokens": worse_logprobs}
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -322,7 +322,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a cache of episodes that loses keys": (
         "episodes",
-        {"outdo.rollouts.fast.kv_cache.KVCache.keys_values": no_keys},
+        {"outdo.rollouts.fast.kv_cache.KVCache.states_of": no_keys},
     ),
     "a model that is computed in the padded way": (
         "shared",

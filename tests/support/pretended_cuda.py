@@ -225,7 +225,7 @@ class Graphs:
     def addresses(self, steps: DeviceSteps) -> list[int]:
         """Where the tensors are that a step reads and writes, and that are not its own."""
         own = [steps.tokens, steps.at, steps.number, steps.numbers, steps.sampled, steps.logprobs]
-        cached = [block for stores in steps.cache.calls for store in stores for block in store]
+        cached = [tensor for layer in steps.cache.layers for tensor in layer.tensors]
         return [each.numbers.data_ptr() for each in (*own, *cached) if isinstance(each, OnCuda)]
 
 

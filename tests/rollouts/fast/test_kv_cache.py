@@ -42,7 +42,7 @@ def test_attention_step_by_step_equals_attention_over_the_whole_sequence(rule):
     sequences, prompts = [sequence(30, seed) for seed in range(4)], (1, 4, 7, 13)
     cache = KVCache(4, block=BLOCK, device=CPU)
     for row, ((_, key, value), length) in enumerate(zip(sequences, prompts, strict=True)):
-        cache.admit(row, 1, [(key[0, :, :length], value[0, :, :length])])
+        cache.admit(row, 1, length, [(key[0, :, :length], value[0, :, :length])])
     for offset in range(15):
         found = step(cache, sequences, rule)
         for row, length in enumerate(prompts):
@@ -56,7 +56,7 @@ def test_tokens_that_are_read_together_have_the_same_bits_as_step_by_step(rule, 
     def admitted() -> KVCache:
         cache = KVCache(4, block=64, device=CPU)  # as in the engine: smaller blocks have other bits
         for row, ((_, key, value), length) in enumerate(zip(sequences, prompts, strict=True)):
-            cache.admit(row, 1, [(key[0, :, :length], value[0, :, :length])])
+            cache.admit(row, 1, length, [(key[0, :, :length], value[0, :, :length])])
         return cache
 
     stepwise = admitted()
@@ -75,7 +75,7 @@ def test_tokens_that_are_read_together_have_the_same_bits_as_step_by_step(rule, 
         )
         assert torch.equal(cache.attend(query, key, value, rule)[0, :-1], expected)
         for row, count in enumerate(counts):
-            ((keys, values),) = cache.keys_values(row)
+            ((keys, values),) = cache.states_of(row)
             length = prompts[row] + count
             assert torch.equal(keys, sequences[row][1][0, :, :length])
             assert torch.equal(values, sequences[row][2][0, :, :length])
@@ -84,10 +84,10 @@ def test_tokens_that_are_read_together_have_the_same_bits_as_step_by_step(rule, 
 def test_a_row_that_is_alone_again_reads_the_blocks_that_have_grown():
     rule, (first, second) = Rule(0.3), (sequence(14, 0), sequence(14, 1))
     cache = KVCache(2, block=BLOCK, device=CPU)
-    cache.admit(0, 1, [(first[1][0, :, :3], first[2][0, :, :3])])
+    cache.admit(0, 1, 3, [(first[1][0, :, :3], first[2][0, :, :3])])
     for _ in range(2):
         step(cache, [first], rule)
-    cache.admit(1, 1, [(second[1][0, :, :4], second[2][0, :, :4])])
+    cache.admit(1, 1, 4, [(second[1][0, :, :4], second[2][0, :, :4])])
     step(cache, [first, second], rule)  # the second block has two rows now: it is another tensor
     cache.lengths[1] = 0
     for offset in range(6, 12):
@@ -104,8 +104,8 @@ def test_new_blocks_have_only_the_rows_still_in_use():
     rule.stop_ids = frozenset()
     continuous.run(rows)
     assert [len(row.token_ids) for row in rows] == [200 if index == 5 else 4 for index in range(16)]
-    for stores in continuous.cache.calls:
-        assert [[len(block) for block in store] for store in stores] == [[16, 4, 4, 4]] * 2
+    for layer in continuous.cache.layers:
+        assert [len(block) for block in layer.tensors] == [16, 4, 4, 4] * 2
 
 
 @pytest.mark.parametrize("length", [64, 128, 576, 4096])

@@ -33,7 +33,8 @@ from outdo.rollouts.engines.sequences import SequenceState, StopRule, append, ap
 from outdo.rollouts.engines.static_batching import StaticBatching
 from outdo.rollouts.fast.device_steps import CAPTURES, Capture, DeviceSteps, rows_of_bucket
 from outdo.rollouts.fast.episode_cache import CachedEpisode, EpisodeCache
-from outdo.rollouts.fast.kv_cache import KeysValues, KVCache, Prefill
+from outdo.rollouts.fast.kv_cache import KVCache, Prefill
+from outdo.rollouts.fast.layer_caches import RowState
 from outdo.rollouts.fast.route_log import RouteLog
 from outdo.utils.rng import Stream
 
@@ -87,7 +88,7 @@ class ContinuousBatching(StaticBatching):
 class PrefilledPrompt:
     """The prefill of one prompt, kept until the last request with this prompt is in the batch."""
 
-    calls: list[KeysValues]
+    states: list[RowState]
     logits: Tensor  # [V], of the first token of an answer
 
 
@@ -155,11 +156,11 @@ class ContinuousBatch:
         """Give each sequence a row of the cache, and sample its first token."""
         first = len(self.active)
         cached = [self.episode_cache.take(sequence.request) for sequence in sequences]
-        self._prefill([sequence for sequence, known in zip(sequences, cached, strict=True) if known is None])
-        calls = [self._known_calls(*each) for each in zip(sequences, cached, strict=True)]
-        for _, same in groupby(range(len(sequences)), key=lambda place: id(calls[place])):
+        self._prefill([sequence for sequence, turn in zip(sequences, cached, strict=True) if turn is None])
+        known = [self._known_states(*each) for each in zip(sequences, cached, strict=True)]
+        for _, same in groupby(range(len(sequences)), key=lambda place: id(known[place][1])):
             places = list(same)
-            self.cache.admit(len(self.active), len(places), calls[places[0]])
+            self.cache.admit(len(self.active), len(places), *known[places[0]])
             self.active += [sequences[place] for place in places]
         append_next_tokens(sequences, self._read(first), self.sampling, self.rule)
         self._remove_finished()
@@ -168,12 +169,12 @@ class ContinuousBatch:
             if waiting_by_prompt[sequence.prompt] == 0:
                 self.prefilled.pop(sequence.prompt, None)
 
-    def _known_calls(self, sequence: SequenceState, cached: CachedEpisode | None) -> Sequence[KeysValues]:
-        """Return the keys and values with which a sequence begins: those of its prompt, or of its cached episode."""
+    def _known_states(self, sequence: SequenceState, cached: CachedEpisode | None) -> tuple[int, Sequence[RowState]]:
+        """Return of how many tokens the layers know something when a sequence begins, and what they keep of them."""
         if cached is None:
-            return self.prefilled[sequence.prompt].calls
+            return len(sequence.prompt), self.prefilled[sequence.prompt].states
         sequence.routes = cached.turn.routes
-        return cached.calls
+        return len(cached.token_ids), cached.states
 
     def _prefill(self, sequences: Sequence[SequenceState]) -> None:
         """Compute those prompts of some sequences that are not prefilled."""
@@ -194,7 +195,7 @@ class ContinuousBatch:
         last = torch.tensor(lengths).cumsum(0) - 1  # the last token of each prompt
         logits = self._head(hidden[last.to(hidden.device)])
         for index, prompt in enumerate(prompts):
-            self.prefilled[prompt] = PrefilledPrompt(layout.calls[index], logits[index])
+            self.prefilled[prompt] = PrefilledPrompt(layout.states[index], logits[index])
             _count(new[prompt], len(prompt))
 
     def _read(self, first: int) -> Tensor:
@@ -255,7 +256,7 @@ class ContinuousBatch:
         """Free the rows of finished sequences; keep those of episodes that may go on."""
         for row in reversed([row for row, each in enumerate(self.active) if each.finish_reason is not None]):
             if self.active[row].request.episode is not None:
-                self.episode_cache.keep(CachedEpisode(self.active[row], self.cache.keys_values(row)))
+                self.episode_cache.keep(CachedEpisode(self.active[row], self.cache.states_of(row)))
             last = len(self.active) - 1
             if row != last:
                 self.cache.move(last, row)

@@ -1,4 +1,4 @@
-"""Keys and values of episodes that wait for their environment, so that the next turn reads only what is new.
+"""What layers keep of episodes that wait for their environment, so that the next turn reads only what is new.
 
 They are a copy of what the engine would compute again, bit for bit on a CPU in float32. So an episode may lose them at
 any time: what does not fit is not cached, and the next turn reads the whole episode again.
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 
 from outdo.rollouts.engines.limits import EPISODE_CACHE_BYTES
 from outdo.rollouts.engines.sequences import SequenceState
-from outdo.rollouts.fast.kv_cache import KeysValues
+from outdo.rollouts.fast.layer_caches import RowState
 from outdo.types import Request
 from outdo.utils.rng import Stream
 
 
 @dataclass(frozen=True, slots=True)
 class CachedEpisode:
-    """The last turn of an episode, with the keys and values of all tokens up to the one before its last."""
+    """The last turn of an episode, with what layers keep of all tokens up to the one before its last."""
 
     turn: SequenceState
-    calls: Sequence[KeysValues]
+    states: Sequence[RowState]
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens that `calls` are about."""
+        """The tokens that `states` are about."""
         return (*self.turn.request.token_ids, *self.turn.token_ids[:-1])
 
     @property
     def size(self) -> int:
-        """Bytes of `calls`."""
-        return sum(each.numel() * each.element_size() for call in self.calls for each in call)
+        """Bytes of `states`."""
+        return sum(tensor.numel() * tensor.element_size() for state in self.states for tensor in state)
 
     def continues(self, request: Request) -> bool:
         """Return whether a request goes on after the tokens of this turn, with the same prompt before the first one."""
@@ -39,7 +39,7 @@ class CachedEpisode:
 
 
 class EpisodeCache:
-    """The cached episodes, by their names; at most `most` bytes of keys and values."""
+    """The cached episodes, by their names; at most `most` bytes of what layers keep."""
 
     def __init__(self, most: int = EPISODE_CACHE_BYTES) -> None:
         self.most = most
