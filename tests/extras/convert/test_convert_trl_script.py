@@ -143,6 +143,72 @@ def test_the_file_of_a_reward_has_all_that_it_uses_with_the_values_of_the_run(re
     assert value_of(rewards_of(case, tmp_path, "score"), "#### 2", answer="2") == [4.0]
 
 
+ROWS_OF_TRAINER = """
+from rows_of_mine import make_rows
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+part = load_dataset("org/rows", split="train").train_test_split(test_size=50)
+other = load_dataset("org/others", split="train").train_test_split(test_size=20)
+GRPOTrainer("org/model", "org/reward", GRPOConfig(), {rows})
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "written", "missing"),
+    [
+        ("part['train']", {"data.eval_rows": 50}, []),
+        ("part['train'], part['test'].select(range(9))", {"data.eval_rows": 50, "eval.rows": 9}, []),
+        ("part['train'], other['test']", {"eval_dataset": "org/others:train"}, ["train_dataset", "eval_dataset"]),
+        ("part['train'], load_dataset('org/others')", {"eval_dataset": "org/others:test"}, ["train_dataset"]),
+        ("part['test']", {}, ["train_dataset"]),
+        ("load_dataset('org/rows'), other['test']", {"eval_dataset": "org/others:train"}, ["eval_dataset"]),
+        (
+            "load_dataset('org/rows'), {'a': load_dataset('a/a').select(range(9)), 'b': load_dataset('b/b').take(9)}",
+            {"eval_dataset": {"a": "a/a:test", "b": "b/b:test"}, "eval.rows": 9},
+            [],
+        ),
+        (
+            "load_dataset('org/rows'), {'a': load_dataset('a/a').select(range(9)), 'b': load_dataset('b/b')}",
+            {"eval_dataset": {"a": "a/a:test", "b": "b/b:test"}},
+            ["eval.rows"],
+        ),
+        (
+            "load_dataset('org/rows'), {'a': part['test'], 'b': load_dataset('b/b')}",
+            {"eval_dataset": {"a": "org/rows:train", "b": "b/b:test"}},
+            ["eval_dataset a"],
+        ),
+        (
+            "load_dataset('org/rows'), load_dataset('org/rows').map(lambda row: {'prompt': row['problem']})",
+            {"eval_dataset": "org/rows:test"},
+            ["eval_dataset"],
+        ),
+    ],
+)
+def test_what_a_script_does_to_held_out_rows_is_in_the_recipe_or_missing(rows, written, missing, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(ROWS_OF_TRAINER.format(rows=rows), encoding="utf-8")
+    said = recorded_script(path, ())
+    of_rows = {name: said.written.get(name) for name in ("eval_dataset", "data.eval_rows", "eval.rows", "data.limit")}
+    assert {name: value for name, value in of_rows.items() if value is not None} == written
+    assert [sentence.partition(":")[0] for sentence in said.missing] == missing
+
+
+def test_a_held_out_set_that_nobody_can_read_leaves_all_of_them_open(tmp_path):
+    path = tmp_path / "train.py"
+    rows = "load_dataset('org/rows'), {'a': load_dataset('a/a'), 'b': make_rows()}"
+    path.write_text(ROWS_OF_TRAINER.format(rows=rows), encoding="utf-8")
+    said = recorded_script(path, ())
+    assert "eval_dataset" in said.unread
+    assert "eval_dataset" not in said.written
+
+
+def test_a_change_of_held_out_rows_with_a_name_is_a_remark(tmp_path):
+    path = tmp_path / "train.py"
+    rows = "load_dataset('org/rows'), {'a': load_dataset('a/a').filter(len)}"
+    path.write_text(ROWS_OF_TRAINER.format(rows=rows), encoding="utf-8")
+    assert any("eval_dataset" in remark and "(filter)" in remark for remark in recorded_script(path, ()).remarks)
+
+
 GLOBAL = """
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer

@@ -56,25 +56,61 @@ class ScriptRows:
     splits: Sequence[str] = ()
 
 
-def put_rows(reading: Configuration, name: str, value: Any, sources: Sources) -> None:
-    """Put the rows `train_dataset` or `eval_dataset` of a trainer."""
+def put_rows(reading: Configuration, trained: Any, evaluated: Any, sources: Sources) -> None:
+    """Put the rows that a trainer trains on, and the held-out ones, which may be sets with names."""
+    train = _read_rows(reading, "train_dataset", trained)
+    if train is not None:
+        reading.written["train_dataset"] = _source(train, "train")
+        if train.limit is not None:
+            reading.written["data.limit"] = train.limit
+        _put_columns(reading, train, sources)
+    named_sets = evaluated if isinstance(evaluated, Mapping) else {"": evaluated}
+    read = {name: _read_rows(reading, "eval_dataset", value) for name, value in named_sets.items()}
+    held_out = {name: rows for name, rows in read.items() if rows is not None}
+    if train is not None and train.held_out is not None and _divides(train, [*held_out.values()]):
+        reading.written["data.eval_rows"] = train.held_out if train.held_out < 1 else math.ceil(train.held_out)
+    else:
+        _put_held_out(reading, held_out, train)
+    limits = [*{rows.limit for rows in held_out.values()}]
+    if len(limits) > 1:
+        reading.missing.append("eval.rows: the script limits its held-out sets in different ways, the recipe all alike")
+    elif limits not in ([], [None]):
+        reading.written["eval.rows"] = limits[0]
+
+
+def _read_rows(reading: Configuration, name: str, value: Any) -> ScriptRows | None:
+    """Return the rows that an argument of the trainer is, and say what a recipe cannot do to them; None if unknown."""
+    if value is None:
+        return None
     try:
-        if isinstance(value, Mapping):  # held-out sets with names
-            reading.written[name] = {key: _source(_rows_of(each), "test") for key, each in value.items()}
-            return
         rows = _rows_of(value)
-        if not rows.is_held_out:
-            reading.written[name] = _source(rows, "train" if name == "train_dataset" else "test")
     except NotPlainError as error:
         reading.unread[name] = str(error)
-        return
-    reading.remarks += [f"{name}: {each}" for each in rows.changes]
-    if rows.held_out is not None:
-        reading.written["data.eval_rows"] = rows.held_out if rows.held_out < 1 else math.ceil(rows.held_out)
-    if rows.limit is not None:
-        reading.written["data.limit" if name == "train_dataset" else "eval.rows"] = rows.limit
-    if name == "train_dataset":
-        _put_columns(reading, rows, sources)
+        return None
+    reading.remarks += [f"{name}: {change}" for change in rows.changes]
+    return rows
+
+
+def _divides(train: ScriptRows, held_out: Sequence[ScriptRows]) -> bool:
+    """Return whether the script divides rows into those that it trains on and those that it evaluates, if any."""
+    parts = [(rows.path, rows.name, rows.split, rows.held_out) for rows in (train, *held_out)]
+    takes_rest = len(held_out) < 2 and all(rows.is_held_out for rows in held_out)
+    return not train.is_held_out and takes_rest and parts[0] == parts[-1]
+
+
+def _put_held_out(reading: Configuration, held_out: Mapping[str, ScriptRows], train: ScriptRows | None) -> None:
+    """Put held-out rows that are not a part of those of the training, by the names of the sets."""
+    if train is not None and train.held_out is not None:
+        reading.missing.append("train_dataset: a part by train_test_split; save it as a .jsonl file")
+    for name, rows in held_out.items():
+        of_set = f"eval_dataset {name}".rstrip()
+        if rows.held_out is not None:
+            reading.missing.append(f"{of_set}: a part by train_test_split; save it as a .jsonl file")
+        if train is not None and _parts(rows.columns) != _parts(train.columns):
+            reading.missing.append(f"{of_set}: its columns are made in another way than those of the training; {SAVE}")
+    sources = {name: _source(rows, "test") for name, rows in held_out.items()}
+    if sources and "eval_dataset" not in reading.unread:
+        reading.written["eval_dataset"] = sources[""] if [*sources] == [""] else sources
 
 
 def _source(rows: ScriptRows, split: str) -> Any:

@@ -89,9 +89,7 @@ def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
     if (quantised := given.pop("quantization_config", None)) is not None:
         _put_model_arguments(reading, {"quantization_config": quantised}, "GRPOTrainer")
     sources = Sources(path=task["path"], folder=task["folder"], text=task["text"], tree=tree, modules=task["modules"])
-    for name in ("train_dataset", "eval_dataset"):
-        if given.get(name) is not None:
-            put_rows(reading, name, given.pop(name), sources)
+    put_rows(reading, given.pop("train_dataset", None), given.pop("eval_dataset", None), sources)
     functions = {name: given.pop(name, None) for name in ("reward_funcs", "tools", "environment_factory")}
     put_functions(reading, functions, sources)
     _put_tokenizer(reading, given.pop("processing_class", None))
