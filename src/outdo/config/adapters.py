@@ -133,13 +133,13 @@ def _without_sense(key: str, name: str, value: Any) -> Iterator[str]:
 @cache
 def _signature(method: str) -> Signature:
     """Return the options of a method, short names included, without those that PEFT sets itself in every method."""
-    own = signature_of(adapter_methods()[method]).without(signature_of("peft.config:PeftConfig").parameters)
+    signature = signature_of(adapter_methods()[method]).without(signature_of("peft.config:PeftConfig").parameters)
     short = _short_names(method)
-    defaults = {name: own.defaults[long] for name, long in short.items() if long in own.defaults}
-    return replace(own, options=(*short, *own.options), defaults={**own.defaults, **defaults})
+    defaults = {name: signature.defaults[long] for name, long in short.items() if long in signature.defaults}
+    return replace(signature, options=(*short, *signature.options), defaults={**signature.defaults, **defaults})
 
 
 def _short_names(method: str) -> Mapping[str, str]:
     """Return the short names that a method has no options of its own for, and the names of PEFT."""
-    own = signature_of(adapter_methods()[method]).parameters
-    return {name: long for name, long in SHORT_NAMES.items() if long in own and name not in own}
+    parameters = signature_of(adapter_methods()[method]).parameters
+    return {name: long for name, long in SHORT_NAMES.items() if long in parameters and name not in parameters}

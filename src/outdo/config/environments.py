@@ -65,7 +65,7 @@ def row_environments(piece: Piece | None) -> RowEnvironments | None:
         return None
     table, column = piece.options.get("environments"), piece.options.get("column", RowEnvironments.column)
     try:
-        pieces = {name: Piece.model_validate(each) for name, each in dict(table or {}).items()}
+        pieces = {name: Piece.model_validate(value) for name, value in dict(table or {}).items()}
     except (TypeError, ValueError):
         return None
     return RowEnvironments(pieces, column) if pieces and isinstance(column, str) and column else None
@@ -133,7 +133,7 @@ def environment_mistakes(piece: Piece) -> Iterator[str]:
 
 def environment_files(piece: Piece | None) -> list[Path]:
     """Return the files that an environment depends on, besides the code that the recipe names."""
-    return [path for each in all_environments(piece) for path in _check_of(each).files(each)]
+    return [path for environment in all_environments(piece) for path in _check_of(environment).files(environment)]
 
 
 def _check_of(piece: Piece) -> EnvironmentCheck:
@@ -146,9 +146,9 @@ def _by_row_mistakes(piece: Piece) -> Iterator[str]:
     if rows is None and is_text(piece.options.get("column", RowEnvironments.column)):
         expected = 'a table such as {calculator = {name = "tools", functions = "file.py:name"}, game = "file.py:Class"}'
         yield f"environment.environments: expected {expected}; found {piece.options.get('environments')!r}"
-    for name, each in rows.pieces.items() if rows else ():
-        if each.name == BY_ROW:
+    for name, of_name in rows.pieces.items() if rows else ():
+        if of_name.name == BY_ROW:
             yield f"environment.environments.{name}: rows name one environment, which is not {BY_ROW} again"
             continue
-        for mistake in environment_mistakes(each):
+        for mistake in environment_mistakes(of_name):
             yield f"environment.environments.{name}{mistake.removeprefix('environment')}"

@@ -207,12 +207,12 @@ class Source(Section):
 
     @model_serializer
     def _to_recipe(self) -> Any:
-        given = {
+        written = {
             "weight": self.weight,
             "streaming": self.streaming or None,
             "curriculum": self.curriculum and self.curriculum.model_dump(),
         }
-        options = {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name, value in written.items() if value is not None}
         return {"path": self.path, **options} if options else self.path
 
     @model_validator(mode="after")
@@ -220,7 +220,7 @@ class Source(Section):
         task, _, settings = self.path.partition("?")
         if self.curriculum is not None and not task.startswith(REASONING_GYM):
             raise ValueError(f'only a task of reasoning-gym has a curriculum, such as "{REASONING_GYM}chain_sum"')
-        if self.curriculum is not None and any(each.startswith("level=") for each in settings.split("&")):
+        if self.curriculum is not None and any(setting.startswith("level=") for setting in settings.split("&")):
             raise ValueError("the curriculum sets the level: leave `level` out of the path")
         return self
 
@@ -261,13 +261,13 @@ _SET = re.compile(r"(?!greedy|sampled|questions$)[A-Za-z0-9][\w-]*", re.ASCII)
 def _held_out_files(value: Any) -> Any:
     """Return the files of a plain value, of a list, or of a table of sets."""
     if not isinstance(value, Mapping):
-        return [_held_out_file(each) for each in _as_list(value)]
+        return [_held_out_file(file) for file in _as_list(value)]
     for name in value:
         if not _SET.fullmatch(str(name)):
             raise ValueError(
                 f'expected names of letters, digits, "_" and "-" that do not begin with greedy or sampled, not "{name}"'
             )
-    return [_held_out_file(each, str(name)) for name, files in value.items() for each in _as_list(files)]
+    return [_held_out_file(file, str(name)) for name, files in value.items() for file in _as_list(files)]
 
 
 def _held_out_file(value: Any, name: str | None = None) -> Any:
@@ -281,8 +281,8 @@ def _held_out_file(value: Any, name: str | None = None) -> Any:
 def by_set(files: Sequence[HeldOut]) -> dict[str | None, list[str]]:
     """Return the paths of each held-out set by its name; None is that of sets without names."""
     sets: dict[str | None, list[str]] = {}
-    for each in files:
-        sets.setdefault(each.set, []).append(each.path)
+    for file in files:
+        sets.setdefault(file.set, []).append(file.path)
     return sets
 
 

@@ -131,7 +131,7 @@ def read_text(path: Path) -> str:
             raise UserError([f"{path}: larger than {LARGEST_FILE:,} bytes, so it holds no settings"])
         return content.decode("utf-8-sig")
     except FileNotFoundError:
-        near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.*")])
+        near = did_you_mean(path.name, [neighbour.name for neighbour in path.parent.glob("*.*")])
         raise UserError([f"{path}: no such file{near}"]) from None
     except IsADirectoryError:
         raise UserError([f"{path}: expected a file, found a folder"]) from None
@@ -321,10 +321,10 @@ def _validate(raw: dict[str, Any]) -> tuple[Recipe | None, list[tuple[str, str]]
 
 def _without_settings(raw: Mapping[str, Any], places: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
     """Return a copy of the tables without invalid settings; of a setting with an invalid field nothing remains."""
-    removed = {place[0] for place in places if len(place) == 1 or place[0] not in sections()}
-    inner = {name: [place[1:] for place in places if place[0] == name and len(place) > 1] for name in raw}
+    removed = {key[0] for key in places if len(key) == 1 or key[0] not in sections()}
+    inner = {name: [key[1:] for key in places if key[0] == name and len(key) > 1] for name in raw}
     return {
-        name: {key: v for key, v in value.items() if key not in {place[0] for place in inner[name]}}
+        name: {key: v for key, v in value.items() if key not in {key[0] for key in inner[name]}}
         if isinstance(value, dict)
         else value
         for name, value in raw.items()
@@ -339,7 +339,7 @@ def _fill_required(raw: dict[str, Any], path: tuple[str, ...]) -> None:
 
 
 def _source(key: str, overridden: set[str], path: str | Path | None) -> str:
-    on_command_line = path is None or any(key == each or key.startswith(f"{each}.") for each in overridden)
+    on_command_line = path is None or any(key == override or key.startswith(f"{override}.") for override in overridden)
     return COMMAND_LINE if on_command_line else str(path)
 
 

@@ -64,11 +64,12 @@ def _objective_without_ratio(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[s
 
 def _unused_reference(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
     reference = recipe.reference
-    given = {"model": reference.model, "sync.every": reference.sync and reference.sync.every}
+    settings = {"model": reference.model, "sync.every": reference.sync and reference.sync.every}
     pieces = (recipe.train.objective, recipe.advantage)
-    own = any(":" in f"{piece.name} {piece.options}".replace("': ", "") for piece in pieces)  # may use a reference
-    for name, value in given.items():
-        if value is not None and not own and not needs_reference(recipe, options):
+    # Code of the user may use a reference.
+    has_own_code = any(":" in f"{piece.name} {piece.options}".replace("': ", "") for piece in pieces)
+    for name, value in settings.items():
+        if value is not None and not has_own_code and not needs_reference(recipe, options):
             yield f"reference.{name} = {value} has no effect: the method does not use a reference (beta is 0)"
 
 

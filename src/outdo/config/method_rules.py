@@ -41,7 +41,9 @@ Rule = Callable[[Recipe], Iterator[str]]
 CHECKS: Mapping[str, Check] = {
     "path": TEXT,
     "weights": (
-        lambda value: isinstance(value, Mapping) and all(is_number(each) and isfinite(each) for each in value.values()),
+        lambda value: (
+            isinstance(value, Mapping) and all(is_number(number) and isfinite(number) for number in value.values())
+        ),
         "a table of numbers",
     ),
 }
@@ -79,8 +81,8 @@ def objective_mistakes(piece: Piece, *, key: str = "train.objective") -> Iterato
     if wrong_name:
         yield from wrong_name
         return
-    own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
-    replaceable = [name for name in (*COMPOSED_NUMBERS, *COMPOSED_PIECES) if name not in own]
+    parameters = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
+    replaceable = [name for name in (*COMPOSED_NUMBERS, *COMPOSED_PIECES) if name not in parameters]
     replaced = {name: value for name, value in piece.options.items() if name in replaceable}
     is_composed = facts_of_objective(piece.name).is_composed
     offered = replaceable if is_composed else replaced
@@ -111,11 +113,11 @@ def _name_of(value: Any) -> Any:
 def _check_replacement(key: str, name: str, value: Any) -> Iterator[str]:
     """Check a piece that replaces that of a preset."""
     is_list = name == "correction" and isinstance(value, list | tuple)
-    for each in value if is_list else [value]:
+    for item in value if is_list else [value]:
         try:
-            piece = Piece.model_validate(each)
+            piece = Piece.model_validate(item)
         except ValueError:
-            yield f"{key}: expected a name, or a table with a name and options, found {each!r}"
+            yield f"{key}: expected a name, or a table with a name and options, found {item!r}"
             continue
         yield from _check_piece(key, piece, COMPOSED_PIECES[name], called_with=CALL_SIGNATURES[name])
 
@@ -175,7 +177,7 @@ def _check_rewards(recipe: Recipe) -> Iterator[str]:
 def _check_place(reward: WeightedReward, *, is_known: bool) -> Iterator[str]:
     key, place = f"rewards.{reward.name}.place", PLACES.get(str(reward.place))
     if place is None:
-        expected = " or ".join(f'"{each}"' for each in PLACES)
+        expected = " or ".join(f'"{name}"' for name in PLACES)
         yield f"{key}: expected {expected}, found {reward.place!r}; leave it out for this machine"
     elif missing := missing_extra(place, key):
         yield missing

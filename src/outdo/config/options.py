@@ -104,9 +104,9 @@ def list_pieces() -> Iterator[str]:
     tables |= {f"train.objective.{name}": known for name, known in COMPOSED_PIECES.items()}
     tables |= {"train.critic": CRITICS, "train.stop": STOPS, "optim.algorithm": ALGORITHMS}
     tables |= {"optim.schedule": SCHEDULES, "rewards": REWARDS}
-    for place, known in tables.items():
-        yield place
+    for table, known in tables.items():
+        yield table
         for name, spec in known.items():
             signature = signature_of(spec)
-            options = [f"{each} = {signature.defaults.get(each, '?')}" for each in signature.options]
+            options = [f"{option} = {signature.defaults.get(option, '?')}" for option in signature.options]
             yield f"    {name:<22}{', '.join(options)}".rstrip()

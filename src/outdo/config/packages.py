@@ -24,8 +24,10 @@ def package_faults(recipe: Recipe, *, adapter: bool = False) -> tuple[list[str],
     """
     groups = {name for name, uses in OPTIONAL.items() if uses(recipe)} | ({"adapters"} if adapter else set())
     groups |= {piece.name for piece in recipe.track if piece.name in CLIENTS}
-    found = {level: [f"packages: {each}" for each in misfits(groups) if each.level == level] for level in LEVELS}
-    return found["error"], found["warning"]
+    by_level = {
+        level: [f"packages: {misfit}" for misfit in misfits(groups) if misfit.level == level] for level in LEVELS
+    }
+    return by_level["error"], by_level["warning"]
 
 
 def missing_clients(trackers: Sequence[Piece]) -> list[str]:

@@ -39,10 +39,10 @@ def absolute(path: str) -> str:
     Links to folders are followed. A link to a file keeps its name, whose ending says what the file holds: in the Hub's
     cache every file is a link to one without an ending.
     """
-    found = Path(path)
-    if not found.exists():
+    file = Path(path)
+    if not file.exists():
         return path
-    return str(found.resolve() if found.is_dir() else found.parent.resolve() / found.name)
+    return str(file.resolve() if file.is_dir() else file.parent.resolve() / file.name)
 
 
 def absolute_data(path: str) -> str:
@@ -100,7 +100,7 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
     """Return the recipe with every path changed; `change_data` changes those of data sets."""
     data, reference = recipe.data, recipe.reference
     sources = tuple(source.model_copy(update={"path": change_data(source.path)}) for source in data.path)
-    held_out = [each.model_copy(update={"path": change_data(each.path)}) for each in data.eval_path or ()]
+    held_out = [file.model_copy(update={"path": change_data(file.path)}) for file in data.eval_path or ()]
     files: dict[str, Any] = {"path": sources, "eval_path": tuple(held_out) or None}
     if data.select is not None:
         files["select"] = data.select.model_copy(update={"file": change(data.select.file)})
@@ -123,8 +123,8 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
 
 def _with_engine_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
     """Return the recipe with other paths of the engine: links in them are kept, as they name a venv."""
-    given = {name: recipe.engine.options.get(name) for name in ("python", "folder")}
-    changed = {name: change(path) for name, path in given.items() if isinstance(path, str)}
+    options = {name: recipe.engine.options.get(name) for name in ("python", "folder")}
+    changed = {name: change(path) for name, path in options.items() if isinstance(path, str)}
     engine = recipe.engine.model_copy(update={"options": {**recipe.engine.options, **changed}})
     return recipe.model_copy(update={"engine": engine})
 

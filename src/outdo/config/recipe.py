@@ -154,12 +154,12 @@ class Sampling(Section):
     @property
     def stop_texts(self) -> tuple[str, ...]:
         """The texts in `stop`."""
-        return tuple(each for each in self.stop if isinstance(each, str))
+        return tuple(stop for stop in self.stop if isinstance(stop, str))
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The token ids in `stop`."""
-        return tuple(each for each in self.stop if isinstance(each, int))
+        return tuple(stop for stop in self.stop if isinstance(stop, int))
 
 
 class Train(Section):
@@ -371,8 +371,8 @@ class Recipe(Section):
     @property
     def reward_functions(self) -> list[tuple[dict[str, Any], float]]:
         """The rewards that are not reward models: the specification that `load_reward` takes, and the weight."""
-        functions = [each for each in self.rewards if each.name != REWARD_MODEL]
-        return [({"name": each.name, **self.options_of(each)}, each.weight) for each in functions]
+        functions = [reward for reward in self.rewards if reward.name != REWARD_MODEL]
+        return [({"name": function.name, **self.options_of(function)}, function.weight) for function in functions]
 
     def options_of(self, reward: WeightedReward) -> dict[str, Any]:
         """Return the options that a reward gets; of those left out, some follow from other settings of the recipe."""
@@ -380,8 +380,8 @@ class Recipe(Section):
             "overlong": {"max_tokens": self.sampling.max_tokens},
             REWARD_MODEL: {"device": self.device, "seed": self.seed},
         }
-        own = {name: value for name, value in reward.options.items() if name != "place"}
-        return {**filled.get(reward.name, {}), **own}
+        options = {name: value for name, value in reward.options.items() if name != "place"}
+        return {**filled.get(reward.name, {}), **options}
 
     @property
     def critic(self) -> Piece | None:

@@ -121,7 +121,7 @@ def overrides_between(saved: Recipe, recipe: Recipe, *, given: Recipe | None = N
     saved. `given` is the recipe as the user wrote it, if `recipe` was made of it: it tells which settings are named.
     """
     named = given or recipe
-    tables = [each.model_dump(mode="json") for each in (saved, recipe)]
+    tables = [side.model_dump(mode="json") for side in (saved, recipe)]
     overrides = []
     for key in settings():
         section, _, name = key.rpartition(".")

@@ -138,7 +138,7 @@ def _streamed_questions(recipe: Recipe) -> Iterator[str]:
 def _best_not_measured(recipe: Recipe) -> Iterator[str]:
     best = f'eval.best = "{recipe.eval.best.name}"'
     measured = {"greedy": recipe.eval.greedy, "sampled": recipe.eval.samples > 0}
-    sets = [each.set for each in recipe.data.eval_path or () if each.set]
+    sets = [file.set for file in recipe.data.eval_path or () if file.set]
     parsed = _BEST.fullmatch(recipe.eval.best.name)
     if parsed is None:
         yield (
@@ -160,7 +160,7 @@ def _best_not_measured(recipe: Recipe) -> Iterator[str]:
 
 def _no_such_part(recipe: Recipe, part: str) -> Iterator[str]:
     """Yield what is wrong if a number of the evaluation is to be that of a part which the reward does not have."""
-    parts = unique_names([name_and_source(each.name) for each in recipe.rewards])
+    parts = unique_names([name_and_source(reward.name) for reward in recipe.rewards])
     parts += (ENVIRONMENT_REWARD,) * (recipe.environment is not None and ENVIRONMENT_REWARD not in parts)
     if len(parts) < 2:
         yield "the reward has one part, whose mean is greedy_reward or sampled_reward"
@@ -178,7 +178,7 @@ def _sampling_ahead(recipe: Recipe) -> Iterator[str]:
             f"{ahead}: needs an engine with a copy of the weights, because the trainer changes its own meanwhile: "
             'engine = {name = "builtin", processes = 1}, {name = "vllm", python = "path"} or {name = "vllm", url = ...}'
         )
-    if any(each.name == REWARD_MODEL and "labels" in each.options for each in recipe.rewards):
+    if any(reward.name == REWARD_MODEL and "labels" in reward.options for reward in recipe.rewards):
         yield f"{ahead}: a reward model with `labels` learns after each step, so rewards would depend on speed"
 
 
@@ -200,7 +200,7 @@ def _divided_optimiser(recipe: Recipe) -> Iterator[str]:
     name = recipe.optim.algorithm.name
     divided = recipe.cluster.shard and recipe.cluster.world_size > 1 and recipe.train.adapter is None
     if divided and name in ON_WHOLE_WEIGHTS:
-        can = ", ".join(each for each in ALGORITHMS if each not in ON_WHOLE_WEIGHTS)
+        can = ", ".join(name for name in ALGORITHMS if name not in ON_WHOLE_WEIGHTS)
         yield f'optim.algorithm = "{name}": does not work on a divided model (cluster.shard = true); {can} do'
 
 
@@ -243,7 +243,11 @@ def _secrets(recipe: Recipe) -> Iterator[str]:
 
 def _curriculum_without_a_verdict(recipe: Recipe) -> Iterator[str]:
     has_levels = any(source.curriculum for source in recipe.data.path)
-    if has_levels and recipe.eval.right is None and right_rule([each.name for each in recipe.rewards]).reward is None:
+    if (
+        has_levels
+        and recipe.eval.right is None
+        and right_rule([reward.name for reward in recipe.rewards]).reward is None
+    ):
         yield 'data.path: a curriculum counts right answers, and right is not defined; use rewards = "reasoning_gym"'
 
 
@@ -294,7 +298,7 @@ def _warmup_as_long_as_the_run(recipe: Recipe) -> Iterator[str]:
 
 def _schedule_with_fewer_steps(recipe: Recipe) -> Iterator[str]:
     fewer = {"train.stop": recipe.train.stop is not None, "train.dynamic_sampling": recipe.train.dynamic_sampling > 0}
-    why = " and ".join(key for key, given in fewer.items() if given)
+    why = " and ".join(key for key, is_fewer in fewer.items() if is_fewer)
     if recipe.optim.schedule.name != "constant" and why:
         yield (
             f'optim.schedule = "{recipe.optim.schedule.name}": the run may have fewer optimiser steps ({why}), '
@@ -339,7 +343,7 @@ def _weight_of_a_single_reward(recipe: Recipe) -> Iterator[str]:
 
 
 def _weight_0(recipe: Recipe) -> Iterator[str]:
-    verdicts = recipe.eval.right or right_rule([each.name for each in recipe.rewards]).reward
+    verdicts = recipe.eval.right or right_rule([piece.name for piece in recipe.rewards]).reward
     reads_verdicts = "right" in recipe.advantage_requires
     for reward in recipe.rewards:
         if reward.weight == 0 and not (reads_verdicts and reward.name == verdicts):

@@ -93,8 +93,8 @@ def _similar_in(known: Sequence[str], key: str) -> str | None:
     by_last_part: dict[str, str] = {}
     for name in sorted(known, key=lambda name: name.rpartition(".")[0] != table):  # a stable sort
         by_last_part.setdefault(name.rpartition(".")[2], name)
-    found = nearest(last, list(by_last_part))
-    return found and by_last_part[found]
+    similar = nearest(last, list(by_last_part))
+    return similar and by_last_part[similar]
 
 
 def _nearest_listed_hint(key: str) -> str | None:

@@ -45,7 +45,7 @@ class Beside:
         if len(numbers) != 1 or (value := numbers[0].value) is None:
             return False
         value = -value if plain.strip().startswith("-") else value
-        digits = len(numbers[0].found[0].partition(".")[2]) - numbers[0].power_of_ten
+        digits = len(numbers[0].match[0].partition(".")[2]) - numbers[0].power_of_ten
         if "%" in plain or "percent" in plain:
             value, digits = value / 100, digits + 2
         step = Fraction(10) ** -digits
@@ -57,8 +57,8 @@ def beside_decimal(text: str) -> Beside | None:
     """Return the exact value and the decimal with which an answer ends; `None` if it does not end with both."""
     text = one_notation(text[-LONGEST:])
     text = _SPACING.sub(" ", _TEXT.sub(r" \1 ", _DELIMITER.sub("", text.replace("\\$", "$")))).strip()
-    if (found := _THEN_DECIMAL.search(text)) and _EXACT.search(text, max(0, found.start() - 40), found.start()):
-        return Beside(text[: found.start()].strip(" ,;"), found["decimal"])
-    if (found := _THEN_EXACT.search(text)) and _EXACT.search(found["exact"]):
-        return Beside(found["exact"].strip(), found["decimal"])
+    if (decimal := _THEN_DECIMAL.search(text)) and _EXACT.search(text, max(0, decimal.start() - 40), decimal.start()):
+        return Beside(text[: decimal.start()].strip(" ,;"), decimal["decimal"])
+    if (decimal := _THEN_EXACT.search(text)) and _EXACT.search(decimal["exact"]):
+        return Beside(decimal["exact"].strip(), decimal["decimal"])
     return None

@@ -40,8 +40,8 @@ class Ranking:
 def comparisons_of(rated: Iterable[tuple[Text, str, float]]) -> list[Comparison]:
     """Group `(prompt, completion, value)` by prompt, both in the order first seen."""
     by_prompt: dict[str, list[tuple[Text, str, float]]] = {}
-    for each in rated:
-        by_prompt.setdefault(repr(each[0]), []).append(each)
+    for comparison in rated:
+        by_prompt.setdefault(repr(comparison[0]), []).append(comparison)
     return [
         Comparison(prompt=rows[0][0], completions=tuple(row[1] for row in rows), values=tuple(row[2] for row in rows))
         for rows in by_prompt.values()
@@ -85,9 +85,9 @@ def total_loss(
     `counts` has the number of scores of each of them, by its index, in the order of `scores`.
     """
     losses, ranking = [], Ranking()
-    for index, own in zip(counts, scores.split([*counts.values()]), strict=True):
-        losses.append(comparison_loss(own, comparisons[index].values, loss))
-        ranking += ranking_of(own.tolist(), comparisons[index].values)
+    for index, of_prompt in zip(counts, scores.split([*counts.values()]), strict=True):
+        losses.append(comparison_loss(of_prompt, comparisons[index].values, loss))
+        ranking += ranking_of(of_prompt.tolist(), comparisons[index].values)
     return torch.stack(losses).sum(), ranking
 
 

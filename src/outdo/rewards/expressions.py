@@ -154,15 +154,15 @@ def _at_the_end(text: str) -> str | None:
 
 def _bare_tail(text: str) -> str | None:
     """Return the formula without dollar signs at the end of a sentence: `x^2+1` in `so it is x^2+1`."""
-    found = _BARE.search(text)
+    match = _BARE.search(text)
     if (
-        found is None
-        or not re.search(r"[\da-zA-Z\\]", found[0])
-        or DENIED.search(before := text[: found.end()].removesuffix(found[0]))
+        match is None
+        or not re.search(r"[\da-zA-Z\\]", match[0])
+        or DENIED.search(before := text[: match.end()].removesuffix(match[0]))
         or relation_before(without_latex(before[-CONTEXT:]))
     ):
         return None
-    formula = found[0].strip(" ,;")
+    formula = match[0].strip(" ,;")
     is_number = plain_number(formula) is not None  # which `final_number` has refused: more than 18, 18 to 20
     return None if is_number else formula or None
 

@@ -55,12 +55,12 @@ def is_unavailable(error: BaseException) -> bool:
     memory, processes, files or disk space. A plain `TimeoutError` is not: functions limit their own computation by it.
     """
     return any(
-        isinstance(each, ConnectionError)
-        or (isinstance(each, OSError) and each.errno in _ERRNOS)
-        or (isinstance(each, TimeoutError) and _is_raised_in_network(each))
-        or any(_http_status(each, name) in BUSY_OR_BROKEN for name in ("status_code", "code", "status"))
-        or any(cls.__name__ in _BY_NAME.get(cls.__module__.partition(".")[0], ()) for cls in type(each).__mro__)
-        for each in _causes(error)
+        isinstance(cause, ConnectionError)
+        or (isinstance(cause, OSError) and cause.errno in _ERRNOS)
+        or (isinstance(cause, TimeoutError) and _is_raised_in_network(cause))
+        or any(_http_status(cause, name) in BUSY_OR_BROKEN for name in ("status_code", "code", "status"))
+        or any(cls.__name__ in _BY_NAME.get(cls.__module__.partition(".")[0], ()) for cls in type(cause).__mro__)
+        for cause in _causes(error)
     )
 
 

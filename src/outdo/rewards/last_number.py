@@ -110,7 +110,7 @@ def stated_number(text: str) -> Fraction | None:
 def _is_tuple(number: WrittenNumber, plain: str) -> bool:
     """Return whether brackets enclose a number that may be two: `(3,12)` is a point or an interval."""
     before, after = plain[: number.start].rstrip(" +-"), plain[number.end :].lstrip()
-    return "," in number.found[0] and before.endswith(("(", "[", "{")) and after.startswith((")", "]", "}", "\\}"))
+    return "," in number.match[0] and before.endswith(("(", "[", "{")) and after.startswith((")", "]", "}", "\\}"))
 
 
 def plain_number(text: str) -> Fraction | None:

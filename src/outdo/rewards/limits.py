@@ -85,7 +85,8 @@ def worker_environment(environment: Mapping[str, str], further: Sequence[str]) -
     passed_on = {
         name: value
         for name, value in environment.items()
-        if name in further or (any(fnmatch.fnmatchcase(name, each) for each in PASSED_ON) and not has_secret_name(name))
+        if name in further
+        or (any(fnmatch.fnmatchcase(name, pattern) for pattern in PASSED_ON) and not has_secret_name(name))
     }
     return passed_on if HASH_SEED in further else {**passed_on, HASH_SEED: "0"}
 

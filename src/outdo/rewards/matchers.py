@@ -40,8 +40,8 @@ def matcher_called(name: str) -> Matcher:
     Raises:
         UserError: this installation of outdo does not have it.
     """
-    found = MATCHERS[name]
-    return found if isinstance(found, Matcher) else load_extra(found, f"rewards.{name}")
+    matcher = MATCHERS[name]
+    return matcher if isinstance(matcher, Matcher) else load_extra(matcher, f"rewards.{name}")
 
 
 def matchers_in(spec: Any) -> list[str]:
@@ -50,13 +50,13 @@ def matchers_in(spec: Any) -> list[str]:
     One that this installation of outdo does not have is left out: whoever opens the reward says so.
     """
     if isinstance(spec, str):
-        found = MATCHERS.get(spec)
-        is_missing = isinstance(found, str) and missing_extra(found, spec) is not None
-        return [spec] if found is not None and not is_missing else []
+        matcher = MATCHERS.get(spec)
+        is_missing = isinstance(matcher, str) and missing_extra(matcher, spec) is not None
+        return [spec] if matcher is not None and not is_missing else []
     if isinstance(spec, Mapping):
         return matchers_in(spec.get("name"))
     if isinstance(spec, Sequence):
-        return [name for each in spec for name in matchers_in(each)]
+        return [name for part in spec for name in matchers_in(part)]
     return []
 
 

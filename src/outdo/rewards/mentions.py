@@ -85,15 +85,15 @@ def mentioned_letter(text: str) -> str | None:
 
 
 def _mentions(text: str) -> Iterator[_Mention]:
-    for found in _LIST.finditer(text):
-        before = text[max(0, found.start() - CONTEXT) : found.start()].rpartition("\n")[2]
-        after = text[found.end() : found.end() + CONTEXT].partition("\n")[0]
-        letters = list(dict.fromkeys(_ONE.findall(found[0])))
-        is_rejected = _REJECTED_BEFORE.search(before) is not None or found[0].lower().startswith("neither")
+    for match in _LIST.finditer(text):
+        before = text[max(0, match.start() - CONTEXT) : match.start()].rpartition("\n")[2]
+        after = text[match.end() : match.end() + CONTEXT].partition("\n")[0]
+        letters = list(dict.fromkeys(_ONE.findall(match[0])))
+        is_rejected = _REJECTED_BEFORE.search(before) is not None or match[0].lower().startswith("neither")
         is_rejected = is_rejected or _CALLED_WRONG.match(after) is not None
-        is_bracketed = _BRACKETED.search(found[0]) is not None
+        is_bracketed = _BRACKETED.search(match[0]) is not None
         is_object = _CONNECTED.match(after) is not None or (is_bracketed and _OPTION_TEXT.match(after) is not None)
-        is_chosen = _CALLED_RIGHT.match(after) is not None or (is_object and _is_led_in(before, found[0], letters))
+        is_chosen = _CALLED_RIGHT.match(after) is not None or (is_object and _is_led_in(before, match[0], letters))
         yield _Mention(letters, is_chosen and not is_rejected, is_rejected, is_object and is_bracketed)
 
 

@@ -102,10 +102,10 @@ def _letter_in_prose(text: str) -> str | None:
     if stated is not None:
         return None if stated == SEVERAL else stated
     lines = [line for line in text.split("\n") if line.strip()]
-    alone = [found["letter"].upper() for line in lines if (found := _ALONE.fullmatch(line))]
+    alone = [match["letter"].upper() for line in lines if (match := _ALONE.fullmatch(line))]
     if alone and (len(set(alone)) == 1 or _ALONE.fullmatch(lines[-1])):
         return alone[-1]
-    with_text = {found[1] or found[2] for line in lines if (found := _WITH_TEXT.fullmatch(line))}
+    with_text = {match[1] or match[2] for line in lines if (match := _WITH_TEXT.fullmatch(line))}
     if len(with_text) == 1 and _WITH_TEXT.fullmatch(lines[0]):
         return with_text.pop()
     return mentioned_letter(text)

@@ -51,11 +51,11 @@ _FRACTION = re.compile(rf"(\d?)(\s*)\\frac\s*{_PART}\s*{_PART}")
 
 def one_notation(text: str) -> str:
     """Return the text with ASCII digits, `-`, `*`, `/`, straight quotes and single spaces: `½` is 1/2 and `²` is ^2."""
-    text = re.sub("[⁰¹²³⁴-⁹⁺⁻]+", lambda found: "^" + found[0].translate(_SUPERSCRIPTS), text)
+    text = re.sub("[⁰¹²³⁴-⁹⁺⁻]+", lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
     text = re.sub(r"\d?[¼-¾⅐-⅞]", _vulgar_fraction, text)
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     text = text if text.isascii() else re.sub(r"[^\x00-\x7f]", _digit_or_space, text)
-    return re.sub(r"\s+", lambda found: "\n" if "\n" in found[0] else " ", text)  # else patterns with \s* take long
+    return re.sub(r"\s+", lambda match: "\n" if "\n" in match[0] else " ", text)  # else patterns with \s* take long
 
 
 def without_latex(text: str) -> str:
@@ -66,21 +66,21 @@ def without_latex(text: str) -> str:
     return _FRACTION.sub(_fraction, text)
 
 
-def _fraction(found: re.Match[str]) -> str:
-    digit, space, sign, above, above_digit, other_sign, below, below_digit = found.groups("")
+def _fraction(match: re.Match[str]) -> str:
+    digit, space, sign, above, above_digit, other_sign, below, below_digit = match.groups("")
     fraction = f"{above or above_digit}/{below or below_digit}"
     if "-" in (sign, other_sign) and sign != other_sign:
         return f"{digit}{space}(-{fraction})"
     return f"{digit}{' ' if digit else space}{fraction}"  # 1\frac{1}{2} is 1 1/2
 
 
-def _vulgar_fraction(found: re.Match[str]) -> str:
-    whole, fraction = found[0][:-1], unicodedata.normalize("NFKC", found[0][-1])
+def _vulgar_fraction(match: re.Match[str]) -> str:
+    whole, fraction = match[0][:-1], unicodedata.normalize("NFKC", match[0][-1])
     return f"{whole} {fraction}" if whole else fraction
 
 
-def _digit_or_space(found: re.Match[str]) -> str:
-    category = unicodedata.category(found[0])
+def _digit_or_space(match: re.Match[str]) -> str:
+    category = unicodedata.category(match[0])
     if category == "Nd":
-        return str(unicodedata.decimal(found[0]))
-    return " " if category == "Zs" else found[0]
+        return str(unicodedata.decimal(match[0]))
+    return " " if category == "Zs" else match[0]

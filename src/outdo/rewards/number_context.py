@@ -136,7 +136,7 @@ def _is_share(number: WrittenNumber, plain: str) -> bool:
     share = _SHARE_OF.match(plain, number.end)
     if share is None:
         return False
-    return "/" in number.found[0] or "%" in share[0] or "percent" in share[0].lower()
+    return "/" in number.match[0] or "%" in share[0] or "percent" in share[0].lower()
 
 
 def _signed(value: Fraction, before: str) -> Fraction | None:

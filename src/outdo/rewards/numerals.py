@@ -23,9 +23,9 @@ def numeral_in(text: str) -> tuple[str, int] | None:
     plain = without_latex(unwrapped(last_sentence(text[-300:]))).replace("$", "").strip(" .*")
     for pattern in (_INDEXED, _IN_WORDS):
         for candidate in (plain, _LEAD.sub("", plain)):
-            if found := pattern.fullmatch(candidate):
-                base = int(_BASES.get(found["base"].lower(), found["base"]))
-                if base <= 10 and not found["digits"].replace(" ", "").isdigit():
+            if match := pattern.fullmatch(candidate):
+                base = int(_BASES.get(match["base"].lower(), match["base"]))
+                if base <= 10 and not match["digits"].replace(" ", "").isdigit():
                     continue
-                return found["digits"].replace(" ", "").upper().lstrip("0") or "0", base
+                return match["digits"].replace(" ", "").upper().lstrip("0") or "0", base
     return None

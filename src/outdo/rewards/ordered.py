@@ -47,10 +47,10 @@ def listed(expression: str) -> Listed | None:
 
 def _named(items: tuple[str, ...]) -> Listed:
     """Return a list without brackets, with the names of its items if each has its own."""
-    named = [found for item in items if (found := _NAMED.match(item))]
-    names = tuple(found[1] for found in named)
+    named = [match for item in items if (match := _NAMED.match(item))]
+    names = tuple(match[1] for match in named)
     return (
-        Listed("list", tuple(found[2] for found in named), names)
+        Listed("list", tuple(match[2] for match in named), names)
         if len(set(names)) == len(items)
         else Listed("list", items)
     )

@@ -159,7 +159,7 @@ def _written_parameters(function: Any) -> str:
     except ValueError:  # some functions written in C have no parameters that can be read
         return ""
     empty = inspect.Parameter.empty
-    names = [each.replace(default=empty, annotation=empty) for each in signature.parameters.values()]
+    names = [parameter.replace(default=empty, annotation=empty) for parameter in signature.parameters.values()]
     return str(signature.replace(parameters=names, return_annotation=inspect.Signature.empty))
 
 
@@ -239,7 +239,7 @@ def _score_one_by_one(
         work(first, 0)
         return outputs
     with ThreadPoolExecutor(len(others)) as threads:
-        tasks = [threads.submit(work, call, JOIN_AFTER * place) for place, call in enumerate(others, 1)]
+        tasks = [threads.submit(work, call, JOIN_AFTER * number) for number, call in enumerate(others, 1)]
         try:
             work(first, 0)
         except BaseException:

@@ -232,7 +232,7 @@ class FailureCount:
                 reason.
         """
         self.rewards += len(outputs)
-        self.failed += [each for each in zip(outputs, inputs, strict=True) if each[0].status.is_failure]
+        self.failed += [pair for pair in zip(outputs, inputs, strict=True) if pair[0].status.is_failure]
         if len(self.failed) <= max_share * self.rewards:
             return
         by_status = Counter(output.status for output, _ in self.failed)

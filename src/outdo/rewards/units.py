@@ -135,13 +135,13 @@ def _currency_before(text: str, position: int) -> Unit | None:
     return None if sign is None else Unit(_MEANINGS[(sign[1] or sign[2]).lower()], 1, frozenset())
 
 
-def _unit(found: re.Match[str]) -> Unit | None:
-    word = found["word"]
+def _unit(match: re.Match[str]) -> Unit | None:
+    word = match["word"]
     meanings = _MEANINGS.get(word) or _MEANINGS.get(word.lower() if len(word) > 1 else word)
     if meanings is None:
         return None
-    if scale := found["scale"]:
+    if scale := match["scale"]:
         meanings = frozenset(("celsius" if scale in ("C", "celsius", "Celsius") else "fahrenheit",))
-    power = int(found["power"] or {"s": 2, "c": 3}.get((found["power_word"] or " ")[0], 1))
-    per = "hour" if word.lower() == "mph" else found["per"]
+    power = int(match["power"] or {"s": 2, "c": 3}.get((match["power_word"] or " ")[0], 1))
+    per = "hour" if word.lower() == "mph" else match["per"]
     return Unit(meanings, power, _MEANINGS.get(per, frozenset((per.rstrip("s"),))) if per else frozenset())

@@ -48,23 +48,23 @@ _MARKS = re.compile(r"""[$€£¥₹₩₽¢`"]+|(?<!\w)'|'(?!\w)|(?<!\w)_+|_+(?
 class WrittenNumber:
     """A number in a text, without its sign."""
 
-    found: re.Match[str]
+    match: re.Match[str]
     end: int
     power_of_ten: int  # 3 for `18k`
 
     @property
     def start(self) -> int:
         """The position of its first character in the text."""
-        return self.found.start()
+        return self.match.start()
 
     @property
     def value(self) -> Fraction | None:
         """The value; `None` for a time, a date, a version, two separators of decimals (`0.5,12`), and a number that is
         too large or divides by 0.
         """
-        if len(self.found[0]) > LONGEST_NUMBER or self.found["other"]:
+        if len(self.match[0]) > LONGEST_NUMBER or self.match["other"]:
             return None
-        value = _value(self.found)
+        value = _value(self.match)
         return None if value is None else value * 10**self.power_of_ten
 
 
@@ -77,7 +77,7 @@ def plain_text(text: str) -> str:
 
 def numbers_in(plain: str) -> list[WrittenNumber]:
     """Return the numbers of a plain text, in their order."""
-    return [_scaled(found) for found in _NUMBER.finditer(plain)]
+    return [_scaled(match) for match in _NUMBER.finditer(plain)]
 
 
 def has_number(plain: str) -> bool:
@@ -85,36 +85,36 @@ def has_number(plain: str) -> bool:
     return _NUMBER.search(plain) is not None
 
 
-def _residue(found: re.Match[str]) -> str:
-    return found[1] if int(found[1]) < int(found[2]) else found[0]  # 18 mod 11 was not computed
+def _residue(match: re.Match[str]) -> str:
+    return match[1] if int(match[1]) < int(match[2]) else match[0]  # 18 mod 11 was not computed
 
 
-def _scaled(found: re.Match[str]) -> WrittenNumber:
-    scale = _SCALE.match(found.string, found.end())
+def _scaled(match: re.Match[str]) -> WrittenNumber:
+    scale = _SCALE.match(match.string, match.end())
     if scale is None:
-        return WrittenNumber(found, found.end(), 0)
-    return WrittenNumber(found, scale.end(), _POWER_OF_TEN[scale[0].strip().lower()])
+        return WrittenNumber(match, match.end(), 0)
+    return WrittenNumber(match, scale.end(), _POWER_OF_TEN[scale[0].strip().lower()])
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
+def _value(match: re.Match[str]) -> Fraction | None:
     """Return the value of a match; `None` as for `WrittenNumber.value`."""
-    if found["whole"]:
-        below = int(found["below"])
-        return int(found["whole"]) + Fraction(int(found["above"]), below) if below else None
-    if found["base"]:
-        return _power(int(found["base"]), int(found["exponent"]))
-    if found["decimals"] and "." in found["digits"]:
+    if match["whole"]:
+        below = int(match["below"])
+        return int(match["whole"]) + Fraction(int(match["above"]), below) if below else None
+    if match["base"]:
+        return _power(int(match["base"]), int(match["exponent"]))
+    if match["decimals"] and "." in match["digits"]:
         return None
-    digits = _digits(found)
-    exponent, denominator = int(found["e"] or found["ten"] or 0), int(found["denominator"] or 1)
+    digits = _digits(match)
+    exponent, denominator = int(match["e"] or match["ten"] or 0), int(match["denominator"] or 1)
     fits = abs(exponent) <= LARGEST_EXPONENT and denominator != 0
     return Fraction(Decimal(digits)) * Fraction(10) ** exponent / denominator if fits else None
 
 
-def _digits(found: re.Match[str]) -> str:
-    if found["european"]:
-        return found["european"].replace(".", "").replace(",", ".")
-    return re.sub("[ ,_']", "", found["digits"]) + (found["decimals"] or "").replace(",", ".")
+def _digits(match: re.Match[str]) -> str:
+    if match["european"]:
+        return match["european"].replace(".", "").replace(",", ".")
+    return re.sub("[ ,_']", "", match["digits"]) + (match["decimals"] or "").replace(",", ".")
 
 
 def _power(base: int, exponent: int) -> Fraction | None:

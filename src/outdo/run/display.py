@@ -141,9 +141,9 @@ class Display:
         with the same numbers.
         """
         self._evaluated(f"after step {step}", numbers)
-        for name in (each.removesuffix("/questions") for each in numbers if each.endswith("/questions")):
+        for name in (key.removesuffix("/questions") for key in numbers if key.endswith("/questions")):
             of_set = {
-                each.removeprefix(f"{name}/"): value for each, value in numbers.items() if each.startswith(f"{name}/")
+                key.removeprefix(f"{name}/"): value for key, value in numbers.items() if key.startswith(f"{name}/")
             }
             self._evaluated(f"after step {step}, {name}", of_set)
 

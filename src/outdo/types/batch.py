@@ -366,7 +366,7 @@ def _check_tensors(mask: Tensor, **tensors: Tensor | None) -> None:
         wrong += _wrong_dtype(name, value, "int" if name in ("token_ids", "group") else "float")
     wrong = wrong or _scattered(tensors.get("group"))
     if wrong:
-        raise UserError([f"Batch.of: {each}" for each in wrong])
+        raise UserError([f"Batch.of: {sentence}" for sentence in wrong])
 
 
 def _scattered(group: Tensor | None) -> list[str]:

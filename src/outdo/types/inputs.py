@@ -22,8 +22,8 @@ def check_inputs(inputs: Inputs, where: str) -> None:
         if name in MADE_BY_OUTDO:
             raise ValueError(f"{where}: outdo makes {name} of the tokens; leave it out of the inputs")
         if not isinstance(value, Tensor) or not value.dim():
-            found = "a tensor without dimensions" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"{where}: the input {name} is {found}, expected a tensor with one dimension or more")
+            kind = "a tensor without dimensions" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"{where}: the input {name} is {kind}, expected a tensor with one dimension or more")
 
 
 def same_inputs(first: Inputs, second: Inputs) -> bool:

@@ -131,7 +131,7 @@ class Group:
 
     def __repr__(self) -> str:
         """Return a line without the tokens: what a notebook shows."""
-        rewards = ", ".join(f"{each.reward:.4g}" if each.scored else each.status for each in self.rollouts)
+        rewards = ", ".join(f"{rollout.reward:.4g}" if rollout.scored else rollout.status for rollout in self.rollouts)
         return f"Group(prompt {self.prompt.id!r}, {counted(len(self.rollouts), 'rollout')}, rewards [{rewards}])"
 
 

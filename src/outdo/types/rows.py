@@ -74,12 +74,12 @@ def conversation_columns(previous: Sequence[int]) -> list[list[int]]:
     their forks.
     """
     forks = [column for column, before in enumerate(previous) if before != column - 1]
-    found: list[list[int]] = []
+    packed: list[list[int]] = []
     for start, end in pairwise([0, *forks, len(previous)]):
-        earlier = next((columns for columns in found if previous[start] in columns), [])
-        kept = earlier.index(previous[start]) + 1 if earlier else 0
-        found.append([*earlier[:kept], *range(start, end)])
-    return found
+        earlier = next((columns for columns in packed if previous[start] in columns), [])
+        shared = earlier.index(previous[start]) + 1 if earlier else 0
+        packed.append([*earlier[:shared], *range(start, end)])
+    return packed
 
 
 def tokens_read(attention_mask: Tensor, previous: Tensor | None) -> list[int]:
@@ -106,13 +106,13 @@ def pack_by_tokens(
     micro_batches: list[list[int]] = []
     longest = 0
     for unit in units:
-        own = max(lengths[row] for row in unit)
-        longest = max(longest, own)
+        of_unit = max(lengths[row] for row in unit)
+        longest = max(longest, of_unit)
         if micro_batches and (len(micro_batches[-1]) + len(unit)) * longest <= budget:
             micro_batches[-1].extend(unit)
         else:
             micro_batches.append(list(unit))
-            longest = own
+            longest = of_unit
     return micro_batches
 
 

@@ -155,5 +155,7 @@ def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
 
 def _frozen_reward_models(recipe: Recipe) -> list[Path]:
     """Return the folders of reward models that the run does not train, without those that are names on the hub."""
-    frozen = [each.options for each in recipe.rewards if each.name == REWARD_MODEL and "labels" not in each.options]
+    frozen = [
+        reward.options for reward in recipe.rewards if reward.name == REWARD_MODEL and "labels" not in reward.options
+    ]
     return [folder for options in frozen if (folder := Path(str(options.get("path")))).is_dir()]

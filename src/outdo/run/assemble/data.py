@@ -90,10 +90,10 @@ def tokenise_questions(recipe: Recipe, questions: Questions, policy: Policy, dis
 def held_out_questions(recipe: Recipe, folder: Path) -> dict[str | None, list[Question]]:
     """Return the questions that the run in `folder` is evaluated on by the name of their set; None if it has none."""
     questions = load_questions(recipe, saved_revisions(folder))
-    found: dict[str | None, list[Question]] = {}
+    by_set: dict[str | None, list[Question]] = {}
     for question in questions.evaluated(recipe.eval.rows):
-        found.setdefault(questions.sets.get(question.id), []).append(question)
-    return found
+        by_set.setdefault(questions.sets.get(question.id), []).append(question)
+    return by_set
 
 
 def _track(display: Display, kind: str, questions: Sequence[Question]) -> Iterable[Question]:

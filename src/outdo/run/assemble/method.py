@@ -110,8 +110,8 @@ def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) ->
 
     Raises `UserError` with the faults that the preset or a piece finds in its options.
     """
-    own = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
-    replaceable = (COMPOSED_PIECES.keys() | COMPOSED_NUMBERS.keys()) - set(own)
+    parameters = signature_of(OBJECTIVES.get(piece.name, piece.name)).parameters
+    replaceable = (COMPOSED_PIECES.keys() | COMPOSED_NUMBERS.keys()) - set(parameters)
     replaced = {name: value for name, value in piece.options.items() if name in replaceable}
     try:
         options = {name: _number(name, value) for name, value in piece.options.items() if name not in replaceable}
@@ -311,7 +311,7 @@ def _override(name: str, value: Any, filled: Mapping[str, Any] | None) -> Any:
     if name in COMPOSED_NUMBERS:
         return _number(name, value)
     if name == "correction" and isinstance(value, Sequence) and not isinstance(value, str):
-        return product(*(instantiate(Piece.model_validate(each), CORRECTIONS, filled) for each in value))
+        return product(*(instantiate(Piece.model_validate(option), CORRECTIONS, filled) for option in value))
     return instantiate(Piece.model_validate(value), COMPOSED_PIECES[name], filled)
 
 

@@ -71,12 +71,12 @@ class SavedStorages:
 @contextmanager
 def count_saved(model: nn.Module) -> Iterator[SavedStorages]:
     """Collect what autograd keeps for the backward pass, without the weights of `model`."""
-    own = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
+    of_model = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
     count = SavedStorages()
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in of_model:
             count.storages[storage.data_ptr()] = storage
         return tensor
 

@@ -48,8 +48,8 @@ def _opened(recipe: Recipe, piece: WeightedReward, context: RewardContext) -> Re
     options = recipe.options_of(piece)
     if piece.place is None:
         return open_reward(piece.name, options, context)
-    place = load_extra(PLACES[piece.place], f"rewards.{piece.name}.place")
-    return place({"name": piece.name, **options}, **recipe.reward_limits.of_workers)
+    placed = load_extra(PLACES[piece.place], f"rewards.{piece.name}.place")
+    return placed({"name": piece.name, **options}, **recipe.reward_limits.of_workers)
 
 
 def start_placed(total: WeightedSum, world: World) -> list[str]:

@@ -138,7 +138,7 @@ def _stored(facts: ModelFacts, recipe: Recipe) -> dict[str, Any]:
     narrow = facts.dtype == "bfloat16" if recipe.weights in ("auto", *QUANTISED) else recipe.weights == "bfloat16"
     quantised = recipe.weights if recipe.weights in QUANTISED else "nf4"
     stored = {"full": None, "LoRA": "bfloat16" if narrow else "float32", "QLoRA": quantised}
-    return {name: each for name, each in stored.items() if name != "QLoRA" or not recipe.cluster.shard}
+    return {name: parts for name, parts in stored.items() if name != "QLoRA" or not recipe.cluster.shard}
 
 
 def memory(
@@ -226,9 +226,9 @@ def _of_one_replica(
 
     The copies of weights to sample `ahead` are whole: the first replica has them.
     """
-    found = {each: round(size * share_of_one(recipe)) if each in divided else size for each, size in parts.items()}
-    found["copies of the weights, to sample ahead"] = ahead
-    return {name: size for name, size in found.items() if size}
+    sizes = {part: round(size * share_of_one(recipe)) if part in divided else size for part, size in parts.items()}
+    sizes["copies of the weights, to sample ahead"] = ahead
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _of_folders(recipe: Recipe) -> set[str]:

@@ -56,7 +56,7 @@ class Sample:
     @property
     def too_long(self) -> Mapping[str, int]:
         """The prompts that it does not train on, also those beside the sample."""
-        return {each: tokens for each, tokens in {**self.tokens, **self.beside}.items() if tokens > self.longest}
+        return {name: tokens for name, tokens in {**self.tokens, **self.beside}.items() if tokens > self.longest}
 
 
 class Estimate(NamedTuple):
@@ -106,9 +106,9 @@ def _lengths_note(lengths: SequenceLengths, sample: Sample) -> str:
 
 
 def _not_downloaded(reward_models: Sequence[RewardSize]) -> Iterator[str]:
-    for each in reward_models:
-        if each.facts.folder is None and not each.facts.dequantised:
-            yield f"reward model {each.facts.name}: not on this machine yet; the estimate of memory leaves it out"
+    for model in reward_models:
+        if model.facts.folder is None and not model.facts.dequantised:
+            yield f"reward model {model.facts.name}: not on this machine yet; the estimate of memory leaves it out"
 
 
 def _too_little_memory(memory: Mapping[str, int], machine: Machine) -> Iterator[str]:
@@ -147,8 +147,8 @@ def _memory(
         return complete(cost.memory(facts, recipe, reference=reference, critic=critic, lengths=lengths)), {}
     completed = {name: complete(parts) for name, parts in alternatives.items()}
     has_adapter = recipe.train.adapter is not None or facts.adapter is not None
-    own = "full" if not has_adapter else "QLoRA" if recipe.weights in QUANTISED else "LoRA"
-    return completed[own], completed
+    trained = "full" if not has_adapter else "QLoRA" if recipe.weights in QUANTISED else "LoRA"
+    return completed[trained], completed
 
 
 def _has_reference(recipe: Recipe) -> bool:

@@ -130,7 +130,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     notes += [*_prefills(prompts), *_remarks(prompts)]
     machine = probe(recipe) if probe and not errors else Machine(())  # last, because it loads torch
     errors += machine.errors
-    found = estimate(recipe, facts, sample, machine, held_out=_evaluated(recipe, questions))
+    estimated = estimate(recipe, facts, sample, machine, held_out=_evaluated(recipe, questions))
     return Report(
         recipe=recipe,
         errors=errors,
@@ -138,7 +138,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
             *machine.warnings,
             *warnings,
             *dropped,
-            *found.warnings,
+            *estimated.warnings,
             *doubtful,
             *_repetition(recipe, train),
             *_doubtful_prompts(prompts, recipe),
@@ -146,12 +146,12 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
             *missing_variables(recipe),
             *dated_reward_models(recipe),
         ],
-        notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes, *found.notes],
+        notes=[*method, *rewards.notes, *_placed_rewards(recipe), *machine.notes, *notes, *estimated.notes],
         prompts=[prompt.text for prompt in [*prompts.values()][:PROMPTS_SHOWN]],
         trials=rewards.trials,
-        arithmetic=cost.arithmetic(recipe, len(train), found.lengths.longest) if train else None,
-        memory=found.memory,
-        alternatives=found.alternatives,
+        arithmetic=cost.arithmetic(recipe, len(train), estimated.lengths.longest) if train else None,
+        memory=estimated.memory,
+        alternatives=estimated.alternatives,
         facts=facts,
         questions=questions,
     )
@@ -216,15 +216,15 @@ def sample_of(
         beside = sorted({*longest}.difference(places))
     rendered: dict[str, Rendered] = {}
     refused: list[str] = []
-    for question in (questions[place] for place in (*places, *beside)):
+    for question in (questions[index] for index in (*places, *beside)):
         try:
             rendered[question.id] = render(question) if render else Rendered(_plain_prompt(question))
         except (UserError, ModelError) as error:
             refused += str(error).splitlines()
             break  # the next question has the same fault
-    tokens = [(each, prompt.tokens) for each, prompt in rendered.items()] if render else []
+    tokens = [(name, prompt.tokens) for name, prompt in rendered.items()] if render else []
     sample = Sample(
-        tokens={each: count for each, count in tokens[: len(places)] if count},
+        tokens={name: count for name, count in tokens[: len(places)] if count},
         of=len(questions),
         longest=longest_prompt(recipe, facts),
         beside=dict(tokens[len(places) :]),
@@ -257,7 +257,7 @@ def _doubtful_prompts(prompts: Mapping[str, Rendered], recipe: Recipe) -> Iterat
 
 
 def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
-    affected = {each: prompt for each, prompt in prompts.items() if prompt.unknown > MOST_UNKNOWN * prompt.tokens}
+    affected = {name: prompt for name, prompt in prompts.items() if prompt.unknown > MOST_UNKNOWN * prompt.tokens}
     if affected:
         question, prompt = next(iter(affected.items()))
         yield (
@@ -268,7 +268,7 @@ def _unknown_tokens(prompts: Mapping[str, Rendered]) -> Iterator[str]:
 
 
 def _special_tokens(prompts: Mapping[str, Rendered], *, special: bool) -> Iterator[str]:
-    affected = {each: prompt.special for each, prompt in prompts.items() if prompt.special}
+    affected = {name: prompt.special for name, prompt in prompts.items() if prompt.special}
     if affected:
         question, tokens = next(iter(affected.items()))
         end = (
@@ -301,8 +301,8 @@ def _remarks(prompts: Mapping[str, Rendered]) -> Iterator[str]:
     yield from _template_does({name: prompt.remarks for name, prompt in prompts.items()})
 
 
-def _template_does(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    yield from (f"data.path: {sentence}" for sentence in template_does(found))
+def _template_does(by_question: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    yield from (f"data.path: {sentence}" for sentence in template_does(by_question))
 
 
 def _plain_prompt(question: Question) -> str:

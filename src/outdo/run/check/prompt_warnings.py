@@ -23,7 +23,9 @@ from outdo.utils.text import counted
 def question_warnings(questions: Questions) -> Iterator[str]:
     """Yield a sentence if questions occur several times, and if held-out questions are also trained on."""
     train = questions.train
-    hashes = numpy.fromiter((hash_of(normalise(each.text)) for each in train), dtype=numpy.uint64, count=len(train))
+    hashes = numpy.fromiter(
+        (hash_of(normalise(question.text)) for question in train), dtype=numpy.uint64, count=len(train)
+    )
     again, first = repeated(hashes)
     if len(again):
         example = f"question {train[int(again[0])].id} is question {train[int(first[0])].id}"
@@ -44,7 +46,7 @@ def overlong_prompts(sample: Sample, overlong: str, kind: str) -> tuple[list[str
 
     The longest prompt comes first. `kind` of questions: training or held-out.
     """
-    worst = sorted(sample.too_long, key=lambda each: -sample.too_long[each])
+    worst = sorted(sample.too_long, key=lambda name: -sample.too_long[name])
     if not worst:
         return [], []
     looked_at = len(sample.tokens) + len(sample.beside)
@@ -52,10 +54,10 @@ def overlong_prompts(sample: Sample, overlong: str, kind: str) -> tuple[list[str
     seen = f"{counted(looked_at, f'{kind} prompt')} looked at{of_all}"
     count = f"{len(worst):,} of {seen} are too long (data.max_prompt_tokens)"
     allowed = f"more than the {sample.longest:,} allowed"
-    each = [f"question {name}: its prompt has {sample.too_long[name]:,} tokens, {allowed}" for name in worst]
+    lines = [f"question {name}: its prompt has {sample.too_long[name]:,} tokens, {allowed}" for name in worst]
     if overlong == "refuse" or (sample.is_whole and not sample.kept):
-        return shorten([f"{each[0]}; {count}", *each[1:]], "questions"), []
-    return [], [f"{each[0]}, and is left out; {count}"]
+        return shorten([f"{lines[0]}; {count}", *lines[1:]], "questions"), []
+    return [], [f"{lines[0]}, and is left out; {count}"]
 
 
 def context_warnings(recipe: Recipe, facts: ModelFacts | None, sample: Sample) -> Iterator[str]:
@@ -125,14 +127,14 @@ def template_warnings(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         )
 
 
-def template_does(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def template_does(by_question: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield a sentence for each thing that the chat template does with prompts, `found` by the id of the question."""
-    for does in dict.fromkeys(each for of_prompt in found.values() for each in of_prompt):
-        affected = [name for name, of_prompt in found.items() if does in of_prompt]
-        if len(affected) == len(found):
+    for does in dict.fromkeys(sentence for of_prompt in by_question.values() for sentence in of_prompt):
+        affected = [name for name, of_prompt in by_question.items() if does in of_prompt]
+        if len(affected) == len(by_question):
             yield f"the chat template {does}"
         else:
-            of = f"{len(affected):,} of {counted(len(found), 'prompt')} looked at"
+            of = f"{len(affected):,} of {counted(len(by_question), 'prompt')} looked at"
             yield f"the chat template {does}: in {of}, as in that of question {affected[0]}"
 
 

@@ -33,21 +33,23 @@ class RewardSize:
 def reward_models(recipe: Recipe) -> Iterator[Piece]:
     """Yield the reward models of a recipe that compute on the device of the policy."""
     for reward in recipe.rewards:
-        own = reward.options.get("device", recipe.device)
-        if reward.name == REWARD_MODEL and (own in ("auto", recipe.device) or (own == "cpu" and cost.on_cpu(recipe))):
+        device = reward.options.get("device", recipe.device)
+        if reward.name == REWARD_MODEL and (
+            device in ("auto", recipe.device) or (device == "cpu" and cost.on_cpu(recipe))
+        ):
             yield reward
 
 
 def reward_sizes(recipe: Recipe) -> list[RewardSize]:
     """Return the sizes of the reward models that have a sound folder; they are 0 before a model is downloaded."""
-    found = []
+    sizes = []
     for piece in reward_models(recipe):
         try:
             facts = inspect_folder(str(piece.options.get("path")), CLASSIFIER)
         except ModelError:
             continue  # `outdo check` has it among the errors
-        found.append(reward_size(piece, facts, recipe))
-    return found
+        sizes.append(reward_size(piece, facts, recipe))
+    return sizes
 
 
 def reward_size(piece: Piece, facts: ModelFacts, recipe: Recipe) -> RewardSize:
@@ -80,15 +82,15 @@ def reward_memory(sizes: Sequence[RewardSize], recipe: Recipe, longest: int | No
     (`outdo.run.checkpoints.state`). Models compute one after the other, while the policy does nothing. `longest` are
     the tokens of a prompt and an answer at most; unset, as many as the recipe allows.
     """
-    kept = {"reward models": 0, "gradients and moments of reward models": 0, "copy of the last finished step": 0}
+    memory = {"reward models": 0, "gradients and moments of reward models": 0, "copy of the last finished step": 0}
     phases: list[dict[str, int]] = [{}]
     for size in sizes:
         share = cost.share_of_one(recipe) if size.divided else 1.0
-        kept["reward models"] += round(size.weights * share)
-        kept["gradients and moments of reward models"] += round(3 * cost.FLOAT32 * size.trained * share)
-        kept["copy of the last finished step"] += round(3 * cost.FLOAT32 * size.trained * share) * cost.on_cpu(recipe)
+        memory["reward models"] += round(size.weights * share)
+        memory["gradients and moments of reward models"] += round(3 * cost.FLOAT32 * size.trained * share)
+        memory["copy of the last finished step"] += round(3 * cost.FLOAT32 * size.trained * share) * cost.on_cpu(recipe)
         phases.append(_computing(size, recipe, longest or cost.longest_sequence(recipe)))
-    parts = kept | max(phases, key=lambda parts: sum(parts.values()))
+    parts = memory | max(phases, key=lambda parts: sum(parts.values()))
     return {name: bytes_ for name, bytes_ in parts.items() if bytes_}
 
 

@@ -133,8 +133,8 @@ def _first_trials(reward: Reward, questions: Sequence[Question], *, reference: b
     completions = _first_completions(questions, reference=reference)
     scored = reward([reward_input(questions[0], text) for text in completions.values()])
     return [
-        Trial(kind=kind, completion=text, scored=each)
-        for (kind, text), each in zip(completions.items(), scored, strict=True)
+        Trial(kind=kind, completion=text, scored=score)
+        for (kind, text), score in zip(completions.items(), scored, strict=True)
     ]
 
 

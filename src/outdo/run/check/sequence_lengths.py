@@ -62,13 +62,13 @@ def sampled_places(count: int, first: int) -> list[int]:
     """Return the places of at most `SAMPLED` questions of `count`: so many `first` ones, then others spread evenly."""
     first = min(first, count)
     others = min(count, SAMPLED) - first
-    return [*range(first), *(first + place * (count - first) // others for place in range(others))]
+    return [*range(first), *(first + i * (count - first) // others for i in range(others))]
 
 
 def longest_places(lengths: Iterable[int]) -> list[int]:
     """Return the places of the `LONGEST_TEXTS` longest texts, the longest first."""
-    found = nlargest(LONGEST_TEXTS, ((length, -place) for place, length in enumerate(lengths)))
-    return [-place for _, place in found]
+    longest = nlargest(LONGEST_TEXTS, ((length, -index) for index, length in enumerate(lengths)))
+    return [-index for _, index in longest]
 
 
 def largest_micro_batch(lengths: SequenceLengths, recipe: Recipe) -> MicroBatch | None:
@@ -80,12 +80,12 @@ def largest_micro_batch(lengths: SequenceLengths, recipe: Recipe) -> MicroBatch 
     if budget == "auto":
         return None
     rows = -(-recipe.train.prompts * recipe.train.group_size * share // recipe.cluster.world_size)
-    found = [
+    sizes = [
         _computed(prompts, micro_batch, lengths)
         for prompts in _steps(lengths, recipe, rows)
         for micro_batch in micro_batches(prompts, lengths.completion, recipe.train.group_size, budget, rows)
     ]
-    largest = max(found, key=lambda each: each.tokens)
+    largest = max(sizes, key=lambda micro_batch: micro_batch.tokens)
     return MicroBatch(tokens=-(-largest.tokens // share), repeated=-(-largest.repeated // share))
 
 
@@ -99,27 +99,27 @@ def _steps(lengths: SequenceLengths, recipe: Recipe, rows: int) -> Iterator[list
 def micro_batches(prompts: Sequence[int], completion: int, group: int, budget: int, rows: int) -> list[list[Unit]]:
     """Divide the first `rows` answers to some prompts as `types.rows.pack_by_tokens` does, all of equal length."""
     units: list[Unit] = []
-    for place, prompt in enumerate(prompts):
-        members = min(group, rows - place * group)
+    for index, prompt in enumerate(prompts):
+        members = min(group, rows - index * group)
         whole = members * (prompt + completion) <= budget
-        units += [(place, members)] if whole else [(place, 1)] * members
-    found: list[list[Unit]] = []
+        units += [(index, members)] if whole else [(index, 1)] * members
+    formed: list[list[Unit]] = []
     longest = 0
-    for place, members in units:
-        longest = max(longest, prompts[place] + completion)
-        if found and (sum(count for _, count in found[-1]) + members) * longest <= budget:
-            found[-1].append((place, members))
+    for index, members in units:
+        longest = max(longest, prompts[index] + completion)
+        if formed and (sum(count for _, count in formed[-1]) + members) * longest <= budget:
+            formed[-1].append((index, members))
         else:
-            found.append([(place, members)])
-            longest = prompts[place] + completion
-    return found
+            formed.append([(index, members)])
+            longest = prompts[index] + completion
+    return formed
 
 
 def _computed(prompts: Sequence[int], units: Sequence[Unit], lengths: SequenceLengths) -> MicroBatch:
     """Return what a micro-batch computes: each prompt once, or each answer with its prompt, padded to the longest."""
     rows = sum(count for _, count in units)
     if not lengths.shared:
-        return MicroBatch(tokens=rows * (max(prompts[place] for place, _ in units) + lengths.completion))
-    once = sum(prompts[place] for place in {place for place, _ in units})
-    repeated = sum(prompts[place] * count for place, count in units)
+        return MicroBatch(tokens=rows * (max(prompts[index] for index, _ in units) + lengths.completion))
+    once = sum(prompts[index] for index in {index for index, _ in units})
+    repeated = sum(prompts[index] * count for index, count in units)
     return MicroBatch(tokens=once + rows * lengths.completion, repeated=repeated)

@@ -162,8 +162,8 @@ def _write(
         write_model(aside)
         save_file(tensors, (aside / TENSORS).with_stem(f"tensors{label}"))
         # The whole folder is not listed here: others still write, and safetensors renames temporary files in it.
-        own = sorted(aside.rglob(f"*{label}.*")) if label else []
-        return _listed(aside, [path.relative_to(aside).as_posix() for path in own])
+        parts = sorted(aside.rglob(f"*{label}.*")) if label else []
+        return _listed(aside, [path.relative_to(aside).as_posix() for path in parts])
 
     parts = writers.together(write_part)
     writers.from_first(lambda: _complete(aside, step, tree, parts))

@@ -144,4 +144,4 @@ def _rewind(folder: RunFolder, run: Run, progress: Progress) -> list[str]:
     missing = folder.rewind(progress.step)
     held_out_completions.drop_after(folder.path, progress.step)
     lines = [f"{folder.metrics}: the metrics of {listed_steps(missing)} are missing"] if missing else []
-    return lines + [line for each in run.watchers for line in each.rewind(progress.step, progress.records)]
+    return lines + [line for watcher in run.watchers for line in watcher.rewind(progress.step, progress.records)]

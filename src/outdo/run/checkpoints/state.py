@@ -223,7 +223,7 @@ class Copy:
 
     def content(self, run: Run, progress: Progress, tokenizer: PreTrainedTokenizerBase) -> Content:
         """Return the content of the checkpoint of the copied step, which is that of `progress`."""
-        state = {name: each for name, each in self._state.items() if name != "weights"}
+        state = {name: value for name, value in self._state.items() if name != "weights"}
         return _content(progress, run.models.policy.weights_to_save(self._state["weights"]), tokenizer, state)
 
     def _all_of(self, run: Run, progress: Progress) -> dict[str, Any]:
@@ -250,4 +250,8 @@ class Copy:
 
 def _parts(run: Run) -> dict[str, Adaptive | Reward | Watcher]:
     reward_models = {f"reward_model {number}": reward for number, reward in enumerate(run.reward.learning)}
-    return {**run.method.adaptive, **reward_models, **{each.name: each for each in run.watchers if each.name}}
+    return {
+        **run.method.adaptive,
+        **reward_models,
+        **{watcher.name: watcher for watcher in run.watchers if watcher.name},
+    }

@@ -32,7 +32,7 @@ class Evaluation:
     @property
     def verdicts(self) -> list[list[bool]]:
         """Whether each answer is right, by question, without the answers that have no verdict. [n][up to k]"""
-        return [[each.right for each in group.rollouts if each.right is not None] for group in self.groups]
+        return [[rollout.right for rollout in group.rollouts if rollout.right is not None] for group in self.groups]
 
     @property
     def has_verdicts(self) -> bool:
@@ -67,13 +67,13 @@ class Evaluation:
     @property
     def question_rewards(self) -> list[float]:
         """The mean reward of the scored answers to each question; questions without one are left out."""
-        scored = [[each.reward for each in group.rollouts if each.scored] for group in self.groups]
+        scored = [[rollout.reward for rollout in group.rollouts if rollout.scored] for group in self.groups]
         return [math.fsum(rewards) / len(rewards) for rewards in scored if rewards]
 
     @property
     def reward_ci95(self) -> tuple[float, float]:
         """The 95 % confidence interval of the mean of `question_rewards`; of rewards that are all 0 or 1 as `ci95`."""
-        rewards = [each.reward for group in self.groups for each in group.rollouts if each.scored]
+        rewards = [rollout.reward for group in self.groups for rollout in group.rollouts if rollout.scored]
         if set(rewards) <= {0.0, 1.0}:
             return interval(self.question_rewards, len(rewards))
         return mean_interval(self.question_rewards)
@@ -85,7 +85,7 @@ class Evaluation:
         for group in self.groups:
             for name, value in ((name, v) for rollout in group.rollouts for name, v in rollout.reward_parts.items()):
                 values[name] += [] if value is None else [value]
-        return {name: math.fsum(each) / len(each) for name, each in values.items() if each}
+        return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
 
     def metrics(self, kind: str, *, defined: bool = False) -> dict[str, float]:
         """Return the numbers of an evaluation of a kind (`outdo.utils.outcome.EVALUATIONS`), as a run keeps them.
@@ -115,8 +115,8 @@ class Evaluation:
     def _left_out(self, kind: str, *, defined: bool) -> dict[str, float]:
         """Return how many answers the share of right answers and the mean reward leave out, where they do."""
         counts = {"verdict": self.without_verdict if defined else 0, "reward": self.without_reward}
-        found = {f"{kind}_without_{what}": float(count) for what, count in counts.items() if count}
-        return found | {f"{kind}_answers": float(self.answers)} if found else {}
+        missing = {f"{kind}_without_{what}": float(count) for what, count in counts.items() if count}
+        return missing | {f"{kind}_answers": float(self.answers)} if missing else {}
 
     def completions(self, kind: str) -> Iterator[HeldOutCompletion]:
         """Yield every answer as `outdo.run.evaluation.held_out_completions` writes it."""
@@ -143,7 +143,7 @@ class Evaluation:
 
         A question with fewer than k verdicts is left out; None if no question has as many.
         """
-        chances = [pass_at_k(len(each), sum(each), k) for each in self.verdicts if len(each) >= k]
+        chances = [pass_at_k(len(verdicts), sum(verdicts), k) for verdicts in self.verdicts if len(verdicts) >= k]
         return _mean(chances) if chances else None
 
     @property

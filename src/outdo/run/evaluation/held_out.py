@@ -68,9 +68,9 @@ def _evaluate(
             evaluation = evaluate(engine, environment, run.data.held_out, params, k=k, step=step)
         numbers |= evaluation.metrics(name, defined=run.reward.gives_verdicts)
         groups[name] = evaluation.groups
-        for each, part in _by_set(evaluation, sets).items():
+        for set_name, part in _by_set(evaluation, sets).items():
             of_set = {"questions": float(len(part.groups))} | part.metrics(name, defined=run.reward.gives_verdicts)
-            numbers |= {f"{each}/{metric}": value for metric, value in of_set.items()}
+            numbers |= {f"{set_name}/{metric}": value for metric, value in of_set.items()}
         completions += [
             ({"set": sets[completion["id"]]} if sets else {}) | dict(completion)
             for completion in evaluation.completions(name)

@@ -44,7 +44,7 @@ def read(run: Path, step: int) -> list[dict[str, Any]]:
     """
     path = path_of(run, step)
     completions = atomic.read_lines(path)
-    if not all({"kind", "id", "sample", "completion"} <= each.keys() for each in completions):
+    if not all({"kind", "id", "sample", "completion"} <= completion.keys() for completion in completions):
         raise RunFolderError(f"{path}: is damaged: a line is not an answer")
     return completions
 

@@ -156,8 +156,10 @@ def _computing_in(dtype: torch.dtype, model: PreTrainedModel) -> Iterator[None]:
     layers = layers_of(model)
     in_layers = {module for layer in layers for module in layer.modules()}
     others = [module for module in model.modules() if module not in in_layers]
-    before = [layer.register_forward_pre_hook(lambda own, _: _convert(own.modules(), dtype)) for layer in layers]
-    after = [layer.register_forward_hook(lambda own, *_: _convert(own.modules(), torch.float32)) for layer in layers]
+    before = [layer.register_forward_pre_hook(lambda module, _: _convert(module.modules(), dtype)) for layer in layers]
+    after = [
+        layer.register_forward_hook(lambda module, *_: _convert(module.modules(), torch.float32)) for layer in layers
+    ]
     _convert(others, dtype)
     try:
         yield

@@ -55,8 +55,8 @@ def find_model(name: str, *, best: bool = False) -> ModelRef:
         path = run / "checkpoints" / f"step_{step:06d}"
         if faults := checkpoint.verify(path):
             raise UserError(faults)
-    found = run if is_run else None
-    return ModelRef(model=str(path), name=f"{name} after step {step}", recipe=recipe, run=found, step=step)
+    holder = run if is_run else None
+    return ModelRef(model=str(path), name=f"{name} after step {step}", recipe=recipe, run=holder, step=step)
 
 
 def _refuse_bare_name(name: str) -> None:

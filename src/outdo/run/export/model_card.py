@@ -59,7 +59,7 @@ def card(source: ModelRef, *, is_adapter: bool = False, licence: str | None = No
         base=file_name(recipe.model),
         objective=recipe.train.objective.name,
         paper=f" ([arXiv {paper}](https://arxiv.org/abs/{paper}))" if paper else "",
-        data=", ".join(file_name(each.path) for each in recipe.data.path),
+        data=", ".join(file_name(file.path) for file in recipe.data.path),
         rewards=", ".join(file_name(reward.name) for reward in recipe.rewards),
         chat=_chat_options(recipe),
         table=_table(*_evaluations(source), source.step),
@@ -80,10 +80,10 @@ def _metadata(source: ModelRef, recipe: Recipe, *, is_adapter: bool, licence: st
     return ModelCardData(
         base_model=recipe.model.partition("@")[0] if on_hub else None,
         base_model_relation=("adapter" if is_adapter else "finetune") if on_hub else None,
-        datasets=_data_sets([each.path for each in recipe.data.path]) or None,
+        datasets=_data_sets([file.path for file in recipe.data.path]) or None,
         library_name="peft" if is_adapter else "transformers",
         license=licence,
-        metrics=list(dict.fromkeys(each.metric_type for each in results)) or None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "outdo", file_name(recipe.train.objective.name)],
         model_name=folder_name(source.run),
@@ -93,7 +93,7 @@ def _metadata(source: ModelRef, recipe: Recipe, *, is_adapter: bool, licence: st
 
 def _results(recipe: Recipe, after: Mapping[str, float]) -> list[EvalResult]:
     """Return the held-out results of greedy answers."""
-    sets = by_set(recipe.data.eval_path or ()) or {None: [each.path for each in recipe.data.path]}
+    sets = by_set(recipe.data.eval_path or ()) or {None: [file.path for file in recipe.data.path]}
     return [
         EvalResult(
             task_type="text-generation",
@@ -118,22 +118,22 @@ def _chat_options(recipe: Recipe) -> str:
 
 def _data_sets(paths: Iterable[str]) -> list[str]:
     """Return the names of those that are on the Hub, each once."""
-    return list(dict.fromkeys(found.name for found in map(hub_data_set, paths) if found))
+    return list(dict.fromkeys(data_set.name for data_set in map(hub_data_set, paths) if data_set))
 
 
 def _paper(recipe: Recipe) -> str | None:
     """Return the arXiv number in the first line of the objective's docstring, if it is one of outdo's."""
     spec = OBJECTIVES.get(recipe.train.objective.name)
     line = (inspect.getdoc(resolve(spec)) or "").partition("\n")[0] if spec else ""
-    found = re.search(r"arXiv (\d{4}\.\d{5})", line)
-    return found[1] if found else None
+    match = re.search(r"arXiv (\d{4}\.\d{5})", line)
+    return match[1] if match else None
 
 
 def _evaluations(source: ModelRef) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Return the held-out results before the first step and after that of the model; empty if they are not known."""
     assert source.run is not None
     steps = read_metrics(source.run / "metrics.jsonl", report=lambda _: None)
-    metrics = next((each for each in reversed(steps) if each.get("step") == source.step), {})
+    metrics = next((line for line in reversed(steps) if line.get("step") == source.step), {})
     after = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
     return source.summary.get("before", {}), {name: value for name, value in after.items() if value is not None}
 
@@ -152,7 +152,7 @@ def _table(before: Mapping[str, Any], after: Mapping[str, Any], step: int | None
         if name.startswith(f"{kind}_rewards/")
     }
     sets = [name.removesuffix("/questions") for name in before if name.endswith("/questions")]
-    labels |= {f"{each}/{name}": f"{each}: {label}" for each in sets for name, label in labels.items()}
+    labels |= {f"{set_name}/{name}": f"{set_name}: {label}" for set_name in sets for name, label in labels.items()}
     rows = [
         f"| {label} | {_number(before, name)} | {_number(after, name)} |"
         for name, label in labels.items()

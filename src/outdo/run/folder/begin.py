@@ -66,7 +66,7 @@ def why_taken(folder: Path) -> str | None:
 def _why_not_writable(folder: Path) -> str | None:
     """Return why a run folder cannot be made, or written if it is there; None if nothing speaks against it."""
     try:
-        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     except OSError as error:  # no permission, or a name that is too long
         return f"{folder}: cannot be used as a run folder: {error.strerror}; choose another one (run=PATH)"
     if not there.is_dir():

@@ -24,7 +24,7 @@ def needed(weights: Mapping[str, Tensor], *, copies: int = 3, keep: int = 2, ste
 
 def check(folder: Path, size: int) -> None:
     """Raise DiskFullError unless `size` bytes are free on the disk of `folder`."""
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if free < size:
         raise DiskFullError(

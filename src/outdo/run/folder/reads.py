@@ -40,10 +40,10 @@ def read(run: Path, kind: Kind, step: int) -> list[dict[str, Any]]:
 
 def _is_whole(line: Mapping[str, Any]) -> bool:
     """Return whether a line has a question, and of each of its words the place and the loss."""
-    found = line.get("reads")
-    if "id" not in line or not isinstance(line.get("question"), str) or not isinstance(found, list):
+    reads = line.get("reads")
+    if "id" not in line or not isinstance(line.get("question"), str) or not isinstance(reads, list):
         return False
-    return all(isinstance(each, dict) and {"start", "end", "lost"} <= each.keys() for each in found)
+    return all(isinstance(read, dict) and {"start", "end", "lost"} <= read.keys() for read in reads)
 
 
 def drop_after(run: Path, step: int) -> None:

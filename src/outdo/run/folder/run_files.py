@@ -55,15 +55,15 @@ def table(folder: Path, name: str, say: Say) -> dict[str, Any]:
     try:
         with file_inside(folder, folder / name).open("rb") as file:
             content = file.read(LARGEST_TABLE + 1)
-        found = parse(content.decode()) if len(content) <= LARGEST_TABLE else None
+        table = parse(content.decode()) if len(content) <= LARGEST_TABLE else None
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError, RunFolderError):
-        found = None
-    if not isinstance(found, dict):
+        table = None
+    if not isinstance(table, dict):
         say(f"{name} cannot be read and is left out")
         return {}
-    return found
+    return table
 
 
 class MetricsFile:
@@ -134,21 +134,21 @@ class MetricsFile:
         self._lines.append(record)
         if len(self._lines) >= 2 * MOST_LINES:
             last = len(self._lines) - 1
-            kept = (i % 2 == 0 or i == last or any(name.startswith("eval/") for name in line)
+            is_kept = (i % 2 == 0 or i == last or any(name.startswith("eval/") for name in line)
                     for i, line in enumerate(self._lines))  # fmt: skip
-            self._lines = [line for line, keep in zip(self._lines, kept, strict=True) if keep]
+            self._lines = [line for line, keep in zip(self._lines, is_kept, strict=True) if keep]
 
 
 def _record(line: bytes) -> dict[str, float] | None:
     """Return the step and the finite numbers of a line, with six significant digits; None if it has no step."""
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not is_step(found.get("step")):
+    if not isinstance(parsed, dict) or not is_step(parsed.get("step")):
         return None
-    numbers = {name: number_or_none(value) for name, value in with_new_names(found).items() if name != "step"}
-    return {"step": found["step"], **{name: float(f"{x:.6g}") for name, x in numbers.items() if x is not None}}
+    numbers = {name: number_or_none(value) for name, value in with_new_names(parsed).items() if name != "step"}
+    return {"step": parsed["step"], **{name: float(f"{x:.6g}") for name, x in numbers.items() if x is not None}}
 
 
 def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:

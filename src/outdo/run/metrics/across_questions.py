@@ -42,7 +42,7 @@ def across_question_metrics(groups: Sequence[Group]) -> dict[str, float]:
     words = [[_words(rollout) for rollout in group] for group in answers]
     metrics = _of_each_answer([group.prompt for group in answered], words)
     if len(answers) > 1:
-        beginnings = [[each[:BEGINNING] for each in group] for group in words]
+        beginnings = [[answer[:BEGINNING] for answer in group] for group in words]
         metrics |= {
             "completions/identical_across_ratio": _shared([[*map(_own_words, group)] for group in answers]),
             "completions/same_beginning_ratio": _shared(beginnings),
@@ -76,7 +76,9 @@ def _words(rollout: Rollout) -> tuple[str, ...]:
 
 def _words_asked(prompt: Prompt) -> set[str]:
     """Return the words of a question and of the messages before it."""
-    texts = [prompt.text] if isinstance(prompt.text, str) else [str(each.get("content", "")) for each in prompt.text]
+    texts = (
+        [prompt.text] if isinstance(prompt.text, str) else [str(message.get("content", "")) for message in prompt.text]
+    )
     return {word for text in texts for word in WORD.findall(text.lower())}
 
 
@@ -89,16 +91,16 @@ def _own_words(rollout: Rollout) -> tuple[str, ...] | tuple[int, ...]:
     """Return the words of an answer; of an episode, the tokens that the policy sampled."""
     if all(rollout.loss_mask):
         return _words(rollout)
-    return tuple(token for token, own in zip(rollout.token_ids, rollout.loss_mask, strict=True) if own)
+    return tuple(token for token, is_sampled in zip(rollout.token_ids, rollout.loss_mask, strict=True) if is_sampled)
 
 
 def _shared(groups: Sequence[Sequence[Hashable]]) -> float:
     """Return the share of the members of groups that another group has too."""
     having: defaultdict[Hashable, set[int]] = defaultdict(set)
     for number, group in enumerate(groups):
-        for each in group:
-            having[each].add(number)
-    return sum(len(having[each]) > 1 for group in groups for each in group) / sum(map(len, groups))
+        for answer in group:
+            having[answer].add(number)
+    return sum(len(having[answer]) > 1 for group in groups for answer in group) / sum(map(len, groups))
 
 
 def _repeated(words: Sequence[str]) -> float:

@@ -47,7 +47,7 @@ def _reward_metrics(step: Step) -> dict[str, float | None]:
             "num_groups": float(len(spreads)),
             "reward_std": _standard_deviation(rewards),
             "reward_group_std": sum(map(_standard_deviation, spreads)) / len(spreads),
-            "frac_reward_zero_std": sum(not rewards_differ(each) for each in spreads) / len(spreads),
+            "frac_reward_zero_std": sum(not rewards_differ(spread) for spread in spreads) / len(spreads),
         }
         if batch.advantages is not None:
             metrics["frac_zero_advantage"] = 1.0 - float(signal_of(batch).sum()) / len(spreads)
@@ -69,7 +69,7 @@ def _right_metrics(groups: Sequence[Group]) -> dict[str, float]:
     Only answers with a reward and a verdict count, and groups with one of them. An answer may have a verdict and no
     reward, as where `remax` has no baseline.
     """
-    scored = [[each.right for each in group.rollouts if each.scored] for group in groups]
+    scored = [[rollout.right for rollout in group.rollouts if rollout.scored] for group in groups]
     verdicts = [judged for group in scored if (judged := [right for right in group if right is not None])]
     if not verdicts:
         return {}
@@ -129,7 +129,7 @@ def _environment_metrics(rollouts: Sequence[Rollout], counts: Mapping[str, int])
     means: dict[str, float | None] = {}
     for name in counts:
         if name.startswith("environments/"):
-            rewards = [each.reward for each in rollouts if name in each.counts and each.scored]
+            rewards = [rollout.reward for rollout in rollouts if name in rollout.counts and rollout.scored]
             means[f"{name}/reward"] = sum(rewards) / len(rewards) if rewards else None
     return means
 
@@ -152,7 +152,7 @@ def _metrics_of_each_tool(rollouts: Sequence[Rollout]) -> dict[str, float | None
     """Return how often each tool was called, and for how many seconds."""
     metrics: dict[str, float | None] = {}
     for name in sorted({name for rollout in rollouts for name in rollout.tool_seconds}):
-        seconds = [each for rollout in rollouts for each in rollout.tool_seconds.get(name, ())]
+        seconds = [duration for rollout in rollouts for duration in rollout.tool_seconds.get(name, ())]
         metrics |= {f"tools/calls/{name}": float(len(seconds)), f"tools/seconds/{name}": sum(seconds)}
     return metrics
 

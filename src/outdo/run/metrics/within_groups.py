@@ -45,7 +45,7 @@ def _with_verdict(group: Sequence[Rollout]) -> list[tuple[float, float]]:
 
 
 def _both_vary(pairs: Sequence[tuple[float, float]]) -> bool:
-    rewards, verdicts = ([pair[place] for pair in pairs] for place in (0, 1))
+    rewards, verdicts = ([pair[index] for pair in pairs] for index in (0, 1))
     return len(set(verdicts)) > 1 and rewards_differ(torch.tensor(rewards, dtype=torch.float32))
 
 
@@ -95,12 +95,12 @@ def whole_answer(rollout: Rollout) -> str | tuple[int, ...]:
 
 
 def _same(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-    found: defaultdict[str | tuple[int, ...], list[Rollout]] = defaultdict(list)
+    by_answer: defaultdict[str | tuple[int, ...], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
-        found[whole_answer(rollout)].append(rollout)
-    return list(found.values())
+        by_answer[whole_answer(rollout)].append(rollout)
+    return list(by_answer.values())
 
 
-def _share(each: Iterable[bool]) -> float | None:
-    found = list(each)
-    return sum(found) / len(found) if found else None
+def _share(verdicts: Iterable[bool]) -> float | None:
+    known = list(verdicts)
+    return sum(known) / len(known) if known else None

@@ -61,8 +61,7 @@ def put_rows(reading: Configuration, trained: Any, evaluated: Any, sources: Sour
     train = _read_rows(reading, "train_dataset", trained)
     if train is not None:
         reading.written["train_dataset"] = _source(train, "train")
-        if train.limit is not None:
-            reading.written["data.limit"] = train.limit
+        _put_limit(reading, "data.limit", [train])
         _put_columns(reading, train, sources)
     named_sets = evaluated if isinstance(evaluated, Mapping) else {"": evaluated}
     read = {name: _read_rows(reading, "eval_dataset", value) for name, value in named_sets.items()}
@@ -71,11 +70,16 @@ def put_rows(reading: Configuration, trained: Any, evaluated: Any, sources: Sour
         reading.written["data.eval_rows"] = train.held_out if train.held_out < 1 else math.ceil(train.held_out)
     else:
         _put_held_out(reading, held_out, train)
-    limits = [*{rows.limit for rows in held_out.values()}]
+    _put_limit(reading, "eval.rows", [*held_out.values()])
+
+
+def _put_limit(reading: Configuration, setting: str, sets: Sequence[ScriptRows]) -> None:
+    """Put how many rows the script takes of each set."""
+    limits = {rows.limit for rows in sets}
     if len(limits) > 1:
-        reading.missing.append("eval.rows: the script limits its held-out sets in different ways, the recipe all alike")
-    elif limits not in ([], [None]):
-        reading.written["eval.rows"] = limits[0]
+        reading.missing.append(f"{setting}: the script limits its sets in different ways, the recipe all alike")
+    elif limits not in (set(), {None}):
+        (reading.written[setting],) = limits
 
 
 def _read_rows(reading: Configuration, name: str, value: Any) -> ScriptRows | None:
