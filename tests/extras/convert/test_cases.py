@@ -3,7 +3,7 @@
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from conversion_table import check_rows, row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outdo.config.file import load
 from outdo.extras.convert import shell
 from outdo.extras.convert.conversion import NOT_COMPLETE, Conversion
 from outdo.extras.convert.openrlhf import convert_openrlhf
-from outdo.extras.convert.reading import Configuration, NotRunError
+from outdo.extras.convert.reading import Configuration, NotRunError, with_code
 from outdo.extras.convert.sources import read_openrlhf, read_trl, read_verl
 from outdo.extras.convert.trl import convert_trl
 from outdo.extras.convert.verl import convert_verl
@@ -247,7 +248,7 @@ def read(name: str) -> tuple[Configuration, Conversion]:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_each_setting_ends_in_the_recipe_in_a_remark_or_as_not_complete(name: str) -> None:
+def test_each_setting_ends_in_the_recipe_in_a_remark_or_as_not_complete(name: str, tmp_path: Path) -> None:
     configuration, conversion = read(name)
     expected = EXPECTED[name]
     assert conversion.mistakes == []
@@ -263,7 +264,12 @@ def test_each_setting_ends_in_the_recipe_in_a_remark_or_as_not_complete(name: st
     said = " ".join([*conversion.remarks, *(name for names in conversion.asides.values() for name in names)])
     for setting, end in conversion.account.items():
         assert end != "remark" or setting.rpartition(".")[2] in said or setting in INSTEAD_OF_A_REMARK, setting
-    tomllib.loads(written_recipe(conversion, "Converted."))
+    recipe, code = tmp_path / "recipe.toml", tmp_path / "rewards.py"
+    code.write_text("\n".join(conversion.code), encoding="utf-8")
+    named = replace(conversion, settings=with_code(conversion.settings, str(code)))
+    recipe.write_text(written_recipe(named, "Converted."), encoding="utf-8")
+    if not conversion.incomplete:
+        load(recipe)
 
 
 def test_every_case_is_in_the_table() -> None:

@@ -50,7 +50,7 @@ BRANCHES: dict[str, list[dict[str, Any]]] = {  # settings that give others a mea
     "verl": [
         {},
         {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive", f"{MODEL}.lora_rank": 8},
-        {"algorithm.filter_groups.enable": True, f"{LOSS}.loss_mode": "clip_cov"},
+        {"algorithm.filter_groups.enable": True, f"{LOSS}.loss_mode": "clip_cov", f"{MODEL}.lora.rank": 4},
         {"algorithm.rollout_correction.rollout_is": "token", f"{LOSS}.loss_mode": "kl_cov"},
         {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.optim.lr_scheduler_type": "cosine", f"{LOSS}.loss_mode": "sapo"},
         {"algorithm.adv_estimator": "gae", "data.val_files": "y.parquet"},

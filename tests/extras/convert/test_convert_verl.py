@@ -309,3 +309,50 @@ def test_a_name_that_verl_has_is_no_typing_error() -> None:
     assert conversion.mistakes == []
     assert conversion.account[name] == "remark"
     assert any("multi_turn.max_tool_response_length" in names for names in conversion.asides.values())
+
+
+@pytest.mark.parametrize("name", [f"{ACTOR}.optim.total_training_steps", "critic.optim.total_training_steps"])
+@pytest.mark.parametrize("value", [-1, 300])
+def test_the_steps_of_an_optimiser_which_verls_trainer_sets_are_not_those_of_the_recipe(name: str, value: int) -> None:
+    assert "steps" not in convert_verl(GRPO | {name: value}).settings
+
+
+def test_a_setting_of_the_critic_is_not_taken_for_one_of_the_policy() -> None:
+    critic = {"critic.grad_clip": 0.3, "critic.ppo_max_token_len_per_gpu": 98_304}
+    assert convert_verl(GRPO | critic).settings == convert_verl(GRPO).settings
+
+
+@pytest.mark.parametrize("later_is_null", [True, False])
+def test_a_null_under_another_name_hides_no_value(later_is_null: bool) -> None:
+    """verl's own files have both names of a setting, and null or a default under the one that is not used."""
+    names = {
+        f"{ACTOR}.optim.lr_scheduler_type": ("cosine", f"{ACTOR}.optim.warmup_style", None),
+        "reward.reward_model.enable": (True, "reward_model.enable", False),
+        "custom_reward_function.path": ("score.py", "reward.custom_reward_function.path", None),
+    }
+    used = {name: value for name, (value, _, _) in names.items()}
+    unused = {other: value for _, other, value in names.values()}
+    written = used | unused if later_is_null else unused | used
+    settings = convert_verl(GRPO | written).settings
+    assert settings["optim.schedule"] == "cosine"
+    assert [reward for reward in settings["rewards"] if "score.py" in reward]
+    assert [reward for reward in settings["rewards"] if "name" in reward]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["+data.apply_chat_template_kwargs.enable_thinking=False"],
+        ["+data.apply_chat_template_kwargs={enable_thinking:False}"],
+        ['data.apply_chat_template_kwargs={"enable_thinking": false}'],
+    ],
+)
+def test_options_of_the_chat_template_are_in_the_recipe(words: list[str], tmp_path: Path) -> None:
+    recipe = recipe_of(GRPO | read_verl(None, words).written, tmp_path)
+    assert recipe.data.template == {"enable_thinking": False}
+
+
+def test_an_adapter_in_the_words_of_megatron_is_in_the_recipe(tmp_path: Path) -> None:
+    of_megatron = {f"{MODEL}.lora.rank": 8, f"{MODEL}.lora_rank": 0, f"{MODEL}.lora_alpha": 16}
+    adapter = recipe_of(GRPO | of_megatron, tmp_path).train.adapter
+    assert adapter.options == {"rank": 8, "alpha": 32, "targets": "all-linear"}

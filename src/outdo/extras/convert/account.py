@@ -211,6 +211,8 @@ def _copy(conversion: Conversion, name: str, target: str) -> None:
 @cache
 def same_setting(name: str, library: str) -> str | None:
     """Return the setting of outdo that takes the same values with the same meaning; None if there is none."""
+    if name.startswith("critic.") or name.endswith(".optim.total_training_steps"):  # verl's trainer sets the latter
+        return None
     libraries, instead, *note = instead_of(name) or ("", "")
     return instead if library in libraries.split(", ") and not note and instead in leaves() else None
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outdo.extras.convert.account import converted
+from outdo.extras.convert.account import converted, table_of
 from outdo.extras.convert.conversion import (
     OWN_ENGINE,
     Conversion,
+    Given,
     Rule,
     as_list,
     piece,
@@ -20,9 +21,11 @@ from outdo.extras.convert.conversion import (
 from outdo.extras.convert.reading import Configuration, reading_of
 from outdo.extras.convert.verl_correction import PREFIX, TEXTS, correction
 from outdo.extras.convert.verl_rewards import BUFFER, OTHER_BUFFERS, expanded, put_rewards
+from outdo.utils.text import dotted
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 LOSS = f"{ACTOR}.policy_loss"
+TEMPLATE = "data.apply_chat_template_kwargs"
 
 WEIGHTS = {
     "token-mean": "token_mean",
@@ -53,7 +56,7 @@ OWN_MEAN = ("sapo", "geo_mean")
 def convert_verl(settings: Configuration | Mapping[str, Any], *, rows: int | None = None) -> Conversion:
     """Return the recipe for settings of verl, by their dotted names. `rows` is the number of training questions."""
     reading = reading_of(settings)
-    written = {_name_here(name): value for name, value in reading.written.items()}
+    written = _by_one_name(reading.written)
     written |= {name: str(written[name]) for name in TEXTS if isinstance(written.get(name), int | float)}
     unread = {_name_here(name): what for name, what in reading.unread.items()}
     renamed = replace(reading, written=written, unread=unread)
@@ -67,8 +70,21 @@ NEW_NAMES = {
     "reward.reward_manager.name": "reward_model.reward_manager",
     "reward.reward_model.model_path": "reward_model.model.path",
     f"{ACTOR}.optim.warmup_style": f"{ACTOR}.optim.lr_scheduler_type",
+    f"{ACTOR}.optim.lr_decay_style": f"{ACTOR}.optim.lr_scheduler_type",
 }
 """Settings that verl has under two names, by the one that is not read here."""
+
+
+def _by_one_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the names that are read here. Under the other name verl's own files have null or a default."""
+    table = table_of("verl")
+    defaults = {**table["usual"], **dict(dotted(table["defaults"]))}
+    written: dict[str, Any] = {}
+    for name, value in settings.items():
+        here = _name_here(name)
+        if here not in written or value not in (None, defaults.get(here)):
+            written[here] = value
+    return written
 
 
 def _name_here(name: str) -> str:
@@ -280,6 +296,8 @@ def _data(c: Conversion) -> None:
         c.remark("data.truncation", "outdo never shortens a prompt; the recipe refuses a prompt that is too long")
     if "data.prompt_key" in given.written:
         c.settings["data.prompt"] = given["data.prompt_key"]
+    if template := _template(given):
+        c.settings["data.template"] = template
     c.settings["data.answer"] = "reward_model.ground_truth"  # where verl reads it, whatever other columns a row has
     c.settings["data.shuffle"] = given["data.shuffle"]
     if given["data.train_max_samples"] > 0:
@@ -288,10 +306,19 @@ def _data(c: Conversion) -> None:
         c.settings["seed"] = seed
 
 
+def _template(given: Given) -> dict[str, Any]:
+    """Return the options of the chat template, which are written as a table or one by one."""
+    table, prefix = given[TEMPLATE], f"{TEMPLATE}."
+    by_name = {name.removeprefix(prefix): given[name] for name in given.written if name.startswith(prefix)}
+    return by_name | (dict(table) if isinstance(table, Mapping) else {})
+
+
 def _model(c: Conversion) -> None:
     given = c.given
     path, rank, alpha = given[f"{MODEL}.path"], given[f"{MODEL}.lora_rank"], given[f"{MODEL}.lora_alpha"]
-    targets = given[f"{MODEL}.target_modules"]
+    targets, of_megatron = given[f"{MODEL}.target_modules"], given[f"{MODEL}.lora.rank"]
+    if of_megatron > 0:
+        rank, alpha = of_megatron, given[f"{MODEL}.lora.alpha"]
     if f"{MODEL}.path" in given.written:
         c.settings["model"] = expanded(path) if str(path).startswith(("~", "$HOME")) else str(path)
     if rank > 0:

@@ -4,8 +4,12 @@ This module is also sent into the sandbox, and imports the standard library alon
 """
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
+
+PLAIN_TABLE = re.compile(r"\{\s*\w+\s*:[^,:{}\[\]'\"]*(,\s*\w+\s*:[^,:{}\[\]'\"]*)*\}")
+"""`{a: b, c: d}` without lists, quotes or tables in it."""
 
 
 def flags(words: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
@@ -29,7 +33,7 @@ def flags(words: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
 def hydra_value(text: str) -> Any:
     """Return a value as Hydra reads it: a number, true, false or null, `[a, b]`, or text with or without quotes.
 
-    A table is one of JSON.
+    A table is one of JSON, or `{a: b}`.
     """
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
@@ -41,7 +45,10 @@ def hydra_value(text: str) -> Any:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            return text
+            if not PLAIN_TABLE.fullmatch(text):
+                return text
+            pairs = (part.partition(":") for part in text[1:-1].split(","))
+            return {name.strip(): hydra_value(value) for name, _, value in pairs}
     return plain_value(text)
 
 
