@@ -138,7 +138,7 @@ class Agent(Environment):
             if prompt.inputs:
                 raise UserError([f"question {prompt.id} brings {', '.join(prompt.inputs)}, and agents send text alone"])
         conversations = play_episodes(
-            engine, prompts, n, lambda own, groups: self._play(own, groups, sampling), step=step, purpose=purpose
+            engine, prompts, n, lambda asked, groups: self._play(asked, groups, sampling), step=step, purpose=purpose
         )
         outputs = score_conversations(
             conversations,
@@ -149,7 +149,9 @@ class Agent(Environment):
             max_failed=self.max_failed,
             step_timeout=self.step_timeout,
         )
-        final = [_unless_unscored(each, output) for each, output in zip(conversations, outputs, strict=True)]
+        final = [
+            _unless_unscored(conversation, output) for conversation, output in zip(conversations, outputs, strict=True)
+        ]
         return groups_of(conversations, final, sampling, n)
 
     # -------------------------------------------------------------------------------------------------------- playing
@@ -161,7 +163,7 @@ class Agent(Environment):
             [Episode(prompt=prompt, session=Session(stream, self._template_of, sampling, limits)) for stream in streams]
             for prompt, streams in groups
         ]
-        episodes = [each for group in begun for each in group]
+        episodes = [episode for group in begun for episode in group]
         inbox: Inbox = SimpleQueue()
         try:
             self._run(engine, episodes, sampling, inbox)
@@ -171,8 +173,8 @@ class Agent(Environment):
             _refuse_all(inbox)
         played: list[Conversation] = []
         for group in begun:
-            conversations = [_conversation(each, engine.version) for each in group]
-            lay_out([each.session for each in group], conversations)
+            conversations = [_conversation(episode, engine.version) for episode in group]
+            lay_out([episode.session for episode in group], conversations)
             played += conversations
         return played
 
@@ -184,7 +186,7 @@ class Agent(Environment):
 
     def _run(self, engine: Engine, episodes: Sequence[Episode], sampling: SamplingParams, inbox: Inbox) -> None:
         """Run all agents to their ends, and answer their calls."""
-        order = {id(episode): place for place, episode in enumerate(episodes)}
+        order = {id(episode): index for index, episode in enumerate(episodes)}
         waiting, running = deque(episodes), set[Episode]()
         while waiting or running:
             while waiting and len(running) < self.at_once:
@@ -193,13 +195,13 @@ class Agent(Environment):
                 calls, ended = _gather(inbox, running)
             for episode in ended & running:
                 _take_outcome(episode)
-            for episode in {each for each in running if each.deadline <= monotonic()} - ended:
+            for episode in {late for late in running if late.deadline <= monotonic()} - ended:
                 episode.error = LateError(f"the agent had no result after {self.timeout:g} s")
                 ended.add(episode)
             self._end(engine, ended & running)
             running -= ended
             calls.sort(key=lambda call: order[id(call.episode)])  # neighbours share their prompts
-            self._answer(engine, [each for each in calls if _is_open(each)], sampling)
+            self._answer(engine, [call for call in calls if _is_open(call)], sampling)
 
     def _start(self, episode: Episode, inbox: Inbox) -> Episode:
         def submit(call: ChatCall) -> "Future[ChatAnswer]":
@@ -272,8 +274,8 @@ def _gather(inbox: Inbox, running: set[Episode]) -> tuple[list[Arrived], set[Epi
     """
     calls: list[Arrived] = []
     ended: set[Episode] = set()
-    patience = max(0.0, min(each.deadline for each in running) - monotonic())
-    while running - ended - {each.episode for each in calls}:
+    patience = max(0.0, min(episode.deadline for episode in running) - monotonic())
+    while running - ended - {call.episode for call in calls}:
         try:
             sent = inbox.get(timeout=patience)
         except Empty:

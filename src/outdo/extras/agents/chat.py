@@ -86,8 +86,8 @@ class ChatAnswer:
         """Yield the answer as the chunks of a stream: the whole message, its end, and the usage if it is wanted."""
         head = self._head("chat.completion.chunk")
         delta = _written(self.message)
-        for place, call in enumerate(delta.get("tool_calls", ())):
-            call["index"] = place
+        for index, call in enumerate(delta.get("tool_calls", ())):
+            call["index"] = index
         shown = {"token_ids": list(self.token_ids)} if self.show_token_ids else {}
         first = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": self._logprobs(), **shown}
         yield {**head, "choices": [first]} | ({"prompt_token_ids": list(self.prompt_ids)} if shown else {})
@@ -180,10 +180,10 @@ def _read_messages(messages: Any) -> list[Message]:
 
 
 def _read_role(message: Any) -> str:
-    given = message.get("role") if isinstance(message, Mapping) else None
-    if not isinstance(given, str) or given not in ROLES:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if not isinstance(role, str) or role not in ROLES:
         raise CallError(f"messages: expected a role of {', '.join(ROLES)} in {str(message)[:100]}", param="messages")
-    return ROLES[given]
+    return ROLES[role]
 
 
 def _optional_text(message: Mapping[str, Any], name: str) -> str | None:
@@ -206,14 +206,14 @@ def _read_content(content: Any) -> str:
 
 def _read_answer(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the reasoning and the calls of an assistant's message."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if isinstance(thought := message.get("reasoning_content") or message.get("reasoning"), str):
-        found["reasoning_content"] = thought
+        options["reasoning_content"] = thought
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
             raise CallError("messages: tool_calls: expected a list of calls", param="messages")
-        found["tool_calls"] = [_read_function_call(call) for call in calls]
-    return found
+        options["tool_calls"] = [_read_function_call(call) for call in calls]
+    return options
 
 
 def _read_function_call(call: Any) -> dict[str, Any]:

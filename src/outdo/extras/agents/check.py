@@ -37,12 +37,12 @@ def agent_mistakes(piece: Piece) -> Iterator[str]:
     except UserError as error:
         yield from (f"environment: {mistake}" for mistake in error.problems)
         return
-    given = {} if signature.is_class else GIVEN
-    if given and not signature.parameters:
+    filled = {} if signature.is_class else GIVEN
+    if filled and not signature.parameters:
         yield f"environment: {name} has no parameter for the row; expected run(row, *, base_url, ...)"
-    takes = signature.without((*given, *signature.parameters[:1]) if given else ())
+    takes = signature.without((*filled, *signature.parameters[:1]) if filled else ())
     checks = own_options(piece)
-    yield from option_mistakes("environment", name, piece.options, takes, own=True, checks=checks, given=given)
+    yield from option_mistakes("environment", name, piece.options, takes, own=True, checks=checks, given=filled)
 
 
 CHECK = EnvironmentCheck(agent_mistakes)

@@ -23,13 +23,13 @@ def load_agent(piece: Piece) -> Callable[..., Any]:
 
     Raises `UserError` with what is wrong with it.
     """
-    name, own = code_of(piece), own_options(piece)
-    found = resolve(name)
-    options = {name: value for name, value in piece.options.items() if name not in own}
-    if not isinstance(found, type):
-        return partial(found, **options) if options else found
+    name, filled = code_of(piece), own_options(piece)
+    code = resolve(name)
+    options = {name: value for name, value in piece.options.items() if name not in filled}
+    if not isinstance(code, type):
+        return partial(code, **options) if options else code
     try:
-        agent: Any = found(**options)
+        agent: Any = code(**options)
     except (Exception, SystemExit) as error:  # the user's class may raise anything
         raise UserError([f"environment: {name} raised {type(error).__name__}: {error}"]) from error
     if not callable(getattr(agent, "run", None)):

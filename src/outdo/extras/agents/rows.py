@@ -38,7 +38,7 @@ def lay_out(sessions: Sequence[Session], conversations: Sequence[Conversation]) 
 def _shared(tokens: Sequence[int], others: Sequence[int]) -> int:
     """Return the number of tokens with which both begin."""
     pairs = enumerate(zip(tokens, others, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(tokens), len(others)))
+    return next((index for index, (one, other) in pairs if one != other), min(len(tokens), len(others)))
 
 
 def _fill(episode: Conversation, ends: Sequence[Node], shared: int) -> None:
@@ -52,20 +52,20 @@ def _fill(episode: Conversation, ends: Sequence[Node], shared: int) -> None:
     for end in ends:
         tokens = (*end.token_ids, *end.completion.token_ids)
         new = [node for node in end.path if id(node) not in trained]
-        kept, before = _fork(tokens, len(new[0].token_ids), laid_out)
-        start = len(row) - kept  # the column of a token less its place in the conversation
+        start_of_new, before = _fork(tokens, len(new[0].token_ids), laid_out)
+        start = len(row) - start_of_new  # the column of a token less its place in the conversation
         if laid_out:
             episode.forks.append((len(row), before[-1] if before else -1))
-        laid_out.append((tokens, [*before, *range(start + kept, start + len(tokens))]))
-        row += tokens[kept:]
-        sampled += [False] * (len(tokens) - kept)
-        logprobs += [0.0] * (len(tokens) - kept)
+        laid_out.append((tokens, [*before, *range(start + start_of_new, start + len(tokens))]))
+        row += tokens[start_of_new:]
+        sampled += [False] * (len(tokens) - start_of_new)
+        logprobs += [0.0] * (len(tokens) - start_of_new)
         for node in new:
             first, last = start + len(node.token_ids), start + len(node.token_ids) + len(node.completion.token_ids)
             sampled[first:last] = [True] * (last - first)
             logprobs[first:last] = node.completion.logprobs
             trained.add(id(node))
-        routes.append(_routes(end, kept))
+        routes.append(_routes(end, start_of_new))
     main = ends[0]
     episode.token_ids, episode.sampled, episode.logprobs = row[shared:], sampled[shared:], logprobs[shared:]
     episode.turns, episode.text, episode.prefill = len(trained), main.text, main.prefill
@@ -80,11 +80,11 @@ def _fork(
 
     The last of the `own` tokens before the first new answer never is: it separates the turns of two conversations.
     """
-    kept, columns = 0, list[int]()
+    shared, columns = 0, list[int]()
     for earlier, places in laid_out:
-        if (common := min(_shared(tokens, earlier), own - 1)) > kept:
-            kept, columns = common, places[:common]
-    return kept, columns
+        if (common := min(_shared(tokens, earlier), own - 1)) > shared:
+            shared, columns = common, places[:common]
+    return shared, columns
 
 
 def _routes(end: Node, kept: int) -> Tensor | None:
@@ -96,5 +96,5 @@ def _routes(end: Node, kept: int) -> Tensor | None:
 
 
 def _joined(routes: Sequence[Tensor | None]) -> Tensor | None:
-    known = [each for each in routes if each is not None]
+    known = [route for route in routes if route is not None]
     return torch.cat(known) if len(known) == len(routes) else None

@@ -86,12 +86,12 @@ class RunningAgent:
             return await self._call(client)
 
     def _call(self, client: "httpx2.Client | httpx2.AsyncClient") -> Any:
-        given = dict(zip(GIVEN, (self._base_url, "outdo", client, "policy"), strict=True))
+        arguments = dict(zip(GIVEN, (self._base_url, "outdo", client, "policy"), strict=True))
         parameters = inspect.signature(self._function).parameters.values()
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            names = {each.name for each in parameters}
-            given = {name: value for name, value in given.items() if name in names}
-        return self._function(dict(self._row), **given)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            names = {parameter.name for parameter in parameters}
+            arguments = {name: value for name, value in arguments.items() if name in names}
+        return self._function(dict(self._row), **arguments)
 
 
 def is_async(function: AgentFunction) -> bool:

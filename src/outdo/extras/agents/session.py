@@ -224,7 +224,7 @@ class Session:
         message = {**parsed.message, "content": _before(parsed.message["content"], call.stop)}
         if calls := message.get("tool_calls"):
             turn = len(prepared.parent.path) if prepared.parent else 0
-            message["tool_calls"] = [{**each, "id": call_id(100 * turn + n)} for n, each in enumerate(calls)]
+            message["tool_calls"] = [{**made, "id": call_id(100 * turn + n)} for n, made in enumerate(calls)]
         return message
 
 
@@ -235,7 +235,7 @@ def _prompt_length(token_ids: Sequence[int], parent: Node | None) -> int:
 
 def _before(text: str, stop: Sequence[str]) -> str:
     """Return the text before the first of the stop texts."""
-    return text[: min([place for each in stop if (place := text.find(each)) >= 0], default=len(text))]
+    return text[: min([start for stop_text in stop if (start := text.find(stop_text)) >= 0], default=len(text))]
 
 
 def _nothing(call: ChatCall) -> ChatAnswer:

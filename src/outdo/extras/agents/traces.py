@@ -27,14 +27,14 @@ def read_openenv_trace(trace: Any) -> list[TraceRow]:
     Raises `UserError` with one sentence for each turn whose lists do not fit each other.
     """
     turns = [_plain(turn) for turn in _plain(trace).get("turns", ())]
-    if mistakes := [mistake for place, turn in enumerate(turns) for mistake in _mistakes(place, turn)]:
+    if mistakes := [mistake for index, turn in enumerate(turns) for mistake in _mistakes(index, turn)]:
         raise UserError(mistakes)
     rows: list[TraceRow] = []
     for turn in turns:
         row = _row_of(turn)
-        before = [each for each in rows if _begins_with(row, each)]
+        before = [earlier for earlier in rows if _begins_with(row, earlier)]
         if before:
-            longest = max(before, key=lambda each: len(each.prompt_ids) + len(each.token_ids))
+            longest = max(before, key=lambda earlier: len(earlier.prompt_ids) + len(earlier.token_ids))
             rows.remove(longest)
             row = _continued(longest, row)
         rows.append(row)
@@ -45,14 +45,14 @@ def _plain(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else value.model_dump()
 
 
-def _mistakes(place: int, turn: Mapping[str, Any]) -> list[str]:
+def _mistakes(index: int, turn: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with a turn."""
     prompt, sampled, logprobs, mask = (len(turn[name]) for name in FIELDS)
     wrong = [] if prompt else ["no prompt"]
     wrong += [] if logprobs == sampled else [f"{sampled} sampled tokens, but {logprobs} log-probabilities"]
     wrong += [] if mask == prompt + sampled else [f"{prompt + sampled} tokens, but {mask} mask entries"]
     wrong += ["prompt tokens to train"] if any(turn["loss_mask"][:prompt]) else []
-    return [f"turn {place} of the trace: {each}" for each in wrong]
+    return [f"turn {index} of the trace: {mistake}" for mistake in wrong]
 
 
 FIELDS = ("prompt_token_ids", "completion_token_ids", "per_token_logps", "loss_mask")

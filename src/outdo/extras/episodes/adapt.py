@@ -59,9 +59,9 @@ def adapt(episode: Any) -> Any:
 
 def seed_of(prompt: Prompt) -> int:
     """Return the seed of an episode: the column `seed`, or else a number that is the same for all samples."""
-    given = prompt.columns.get("seed")
-    if isinstance(given, int):
-        return given
+    seed = prompt.columns.get("seed")
+    if isinstance(seed, int):
+        return seed
     return int.from_bytes(hashlib.sha256(prompt.id.encode()).digest()[:4], "big") // 2
 
 
@@ -119,12 +119,12 @@ class SkyrlEpisode(AdaptedEpisode):
         """Make the environment, and return what `init` adds to the prompt."""
         config = _Config(self.options.get("env_config", {}))
         self.environment = self.make(**{**self.options, "env_config": config, "extras": row_of(prompt)})
-        given = [user(prompt.text)] if isinstance(prompt.text, str) else list(prompt.text)
-        returned, *_ = self.environment.init([dict(message) for message in given])
+        asked = [user(prompt.text)] if isinstance(prompt.text, str) else list(prompt.text)
+        returned, *_ = self.environment.init([dict(message) for message in asked])
         messages = list(returned)
-        if messages[: len(given)] != given:
+        if messages[: len(asked)] != asked:
             raise TypeError("init changed the prompt; outdo can only add messages to it")
-        return messages[len(given) :]
+        return messages[len(asked) :]
 
     def reply_to_text(self, text: str) -> Reply:
         """Return the answer of `step` to a turn."""

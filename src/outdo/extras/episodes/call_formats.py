@@ -47,12 +47,12 @@ def find_calls(form: str, text: str, tools: Sequence[Mapping[str, Any]] = ()) ->
     `tools` are JSON schemas of functions. Formats that write the number 5 and the text 5 alike need them.
     """
     functions = [tool["function"] for tool in tools]
-    schemas = {each["name"]: each.get("parameters", {}).get("properties", {}) for each in functions}
+    schemas = {function["name"]: function.get("parameters", {}).get("properties", {}) for function in functions}
     calls: list[dict[str, Any]] = []
     faults: list[str] = []
-    for found in CALL_FORMATS[form].pattern.finditer(text):
+    for match in CALL_FORMATS[form].pattern.finditer(text):
         try:
-            calls += [{"type": "function", "function": each} for each in CALL_FORMATS[form].read(found, schemas)]
+            calls += [{"type": "function", "function": call} for call in CALL_FORMATS[form].read(match, schemas)]
         except UNREADABLE as error:
             faults.append(f"the call is not valid: {error}")
     return CALL_FORMATS[form].pattern.sub("", text).strip(), calls, faults
@@ -66,7 +66,7 @@ def marks_thinking(form: str) -> bool:
 def split_thought(form: str, text: str) -> tuple[str, str]:
     """Return the thinking that is marked as the format marks it, and the text without it and without its frame."""
     thought, frame = CALL_FORMATS[form].thought, CALL_FORMATS[form].frame
-    thinking = "\n".join(found[1].strip() for found in thought.finditer(text)) if thought else ""
+    thinking = "\n".join(match[1].strip() for match in thought.finditer(text)) if thought else ""
     text = thought.sub("", text) if thought else text
     return thinking, frame.sub("", text) if frame else text
 
@@ -74,9 +74,9 @@ def split_thought(form: str, text: str) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------------------------------- readers
 
 
-def _read_json(found: re.Match[str], _: Schemas) -> list[Call]:
+def _read_json(match: re.Match[str], _: Schemas) -> list[Call]:
     """Read the JSON of one call, or of a list; the arguments may be called `parameters`, and be JSON as text."""
-    value: Any = json.loads(found[1])
+    value: Any = json.loads(match[1])
     calls: Sequence[Any] = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     for call in calls:
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
@@ -84,36 +84,36 @@ def _read_json(found: re.Match[str], _: Schemas) -> list[Call]:
     return [_call(call["name"], call.get("arguments", call.get("parameters", {}))) for call in calls]
 
 
-def _read_named(found: re.Match[str], _: Schemas) -> list[Call]:
+def _read_named(match: re.Match[str], _: Schemas) -> list[Call]:
     """Read a call whose name stands before the JSON of its arguments."""
-    return [_call(found["name"], json.loads(found["arguments"]))]
+    return [_call(match["name"], json.loads(match["arguments"]))]
 
 
-def _read_gemma(found: re.Match[str], _: Schemas) -> list[Call]:
+def _read_gemma(match: re.Match[str], _: Schemas) -> list[Call]:
     """Read arguments with keys that are not quoted, and texts between `<|"|>`."""
-    parts = found["arguments"].split('<|"|>')
-    for place in range(len(parts)):
-        if place % 2:
-            parts[place] = json.dumps(parts[place])
+    parts = match["arguments"].split('<|"|>')
+    for i in range(len(parts)):
+        if i % 2:
+            parts[i] = json.dumps(parts[i])
         else:
-            quoted = re.sub(r"([{,]\s*)([\w.-]+)(\s*:)", r'\1"\2"\3', parts[place])
-            parts[place] = re.sub(r"\b(True|False|None)\b", lambda word: AS_JSON[word[1]], quoted)
-    return [_call(found["name"], json.loads("".join(parts)))]
+            quoted = re.sub(r"([{,]\s*)([\w.-]+)(\s*:)", r'\1"\2"\3', parts[i])
+            parts[i] = re.sub(r"\b(True|False|None)\b", lambda word: AS_JSON[word[1]], quoted)
+    return [_call(match["name"], json.loads("".join(parts)))]
 
 
-def _read_python(found: re.Match[str], _: Schemas) -> list[Call]:
+def _read_python(match: re.Match[str], _: Schemas) -> list[Call]:
     """Read a list of calls in the syntax of Python, with values of Python or of JSON."""
     with warnings.catch_warnings():  # of escapes that Python does not know
         warnings.simplefilter("ignore")
-        written = ast.parse(found["calls"].strip(), mode="eval").body
+        written = ast.parse(match["calls"].strip(), mode="eval").body
     calls = written.elts if isinstance(written, ast.List) else [written]
     return [_python_call(call) for call in calls]
 
 
 def _python_call(call: ast.expr) -> Call:
-    if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+    if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError("expected [name(argument=value)]")
-    return _call(ast.unparse(call.func), {str(each.arg): _literal(each.value) for each in call.keywords})
+    return _call(ast.unparse(call.func), {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords})
 
 
 def _literal(value: ast.expr) -> Any:
@@ -126,17 +126,18 @@ def _literal(value: ast.expr) -> Any:
 
 def _tagged(call: str, argument: str) -> Callable[[re.Match[str], Schemas], list[Call]]:
     """Return a reader of calls whose arguments are between tags, as text or as JSON."""
-    call_pattern, argument_pattern = (re.compile(each, re.DOTALL) for each in (call, rf"{argument}\s*"))
+    call_pattern, argument_pattern = (re.compile(pattern, re.DOTALL) for pattern in (call, rf"{argument}\s*"))
 
-    def read(found: re.Match[str], schemas: Schemas) -> list[Call]:
-        written = call_pattern.fullmatch(found[1].strip())
-        given = written and _consecutive(argument_pattern, written["arguments"].strip())
-        if written is None or given is None:
+    def read(match: re.Match[str], schemas: Schemas) -> list[Call]:
+        written = call_pattern.fullmatch(match[1].strip())
+        arguments = written and _consecutive(argument_pattern, written["arguments"].strip())
+        if written is None or arguments is None:
             raise ValueError("expected the name of a tool and its arguments, each between its tags")
-        if not found["end"]:
+        if not match["end"]:
             raise ValueError("it has no end")
         known = schemas.get(written["name"], {})
-        return [_call(written["name"], {each["key"]: _value(each["value"], known.get(each["key"])) for each in given})]
+        values = {part["key"]: _value(part["value"], known.get(part["key"])) for part in arguments}
+        return [_call(written["name"], values)]
 
     return read
 
@@ -147,8 +148,8 @@ def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]] | N
     It reads a text once: to look for a match at every tag would take long for 10,000 tags that nothing closes.
     """
     matches: list[re.Match[str]] = []
-    while (place := matches[-1].end() if matches else 0) < len(text):
-        if (match := pattern.match(text, place)) is None:
+    while (start := matches[-1].end() if matches else 0) < len(text):
+        if (match := pattern.match(text, start)) is None:
             return None
         matches.append(match)
     return matches

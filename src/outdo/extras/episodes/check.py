@@ -33,7 +33,7 @@ def episode_mistakes(piece: Piece) -> Iterator[str]:
 def _needed(takes: Signature) -> Iterator[str]:
     """Yield the parameters without a default that outdo does not fill for a class of another library."""
     of_skyrl = SKYRL_ARGUMENTS if {*takes.options} >= SKYRL_ARGUMENTS else ()
-    yield from (each for each in takes.required if each not in (*of_skyrl, *TINKER_ARGUMENTS))
+    yield from (name for name in takes.required if name not in (*of_skyrl, *TINKER_ARGUMENTS))
 
 
 CHECK = EnvironmentCheck(episode_mistakes)

@@ -64,15 +64,15 @@ def command(
 
 def lines_of(episode: Rollout, pieces: Sequence[str]) -> Iterator[str]:
     """Yield the tokens of an episode, a line for each part that one side wrote, and how it ended."""
-    turn = place = 0
+    turn = start = 0
     for sampled, group in groupby(episode.loss_mask):
-        end = place + len([*group])
+        end = start + len([*group])
         turn += sampled
-        who = f"turn {turn}, policy: {counted(end - place, 'token')}, trained" if sampled else _read(end - place)
-        rewards = episode.token_rewards[place:end] if episode.token_rewards else ()
+        who = f"turn {turn}, policy: {counted(end - start, 'token')}, trained" if sampled else _read(end - start)
+        rewards = episode.token_rewards[start:end] if episode.token_rewards else ()
         yield who + (f", reward {sum(rewards):g}" if any(rewards) else "")
-        yield BETWEEN.join(mark_invisible(piece).replace("\n", "") for piece in pieces[place:end])
-        place = end
+        yield BETWEEN.join(mark_invisible(piece).replace("\n", "") for piece in pieces[start:end])
+        start = end
     reward = f"reward {episode.reward:g}" if episode.scored else episode.status
     right = {True: ", right", False: ", wrong", None: ""}[episode.right]
     counts = "".join(f", {name} {count}" for name, count in episode.counts.items() if count)

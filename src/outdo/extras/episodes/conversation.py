@@ -134,18 +134,18 @@ class Conversation:
             return output
         right = self.verdict(verdicts) if output.right is None else output.right
         further = [reward for reward in (self.final_reward, self.group_reward) if reward is not None]
-        given = [*self.rewards.values(), *further]
-        if not given:
+        rewards = [*self.rewards.values(), *further]
+        if not rewards:
             return replace(output, right=right)
-        total = to_output(output.value + sum(given), NAME)
-        return replace(total, parts={**output.parts, NAME: sum(given)}, right=right)
+        total = to_output(output.value + sum(rewards), NAME)
+        return replace(total, parts={**output.parts, NAME: sum(rewards)}, right=right)
 
     def rollout(self, output: RewardOutput, temperature: float) -> Rollout:
         """Return the finished episode with its reward. The rewards of turns are on the last tokens of these turns."""
         rewards: list[float] | None = None
         if self.rewards and output.status is Status.ok:
-            rewards = [self.rewards.get(place, 0.0) for place in range(len(self.token_ids))]
-            last = max(place for place, sampled in enumerate(self.sampled) if sampled)
+            rewards = [self.rewards.get(column, 0.0) for column in range(len(self.token_ids))]
+            last = max(column for column, sampled in enumerate(self.sampled) if sampled)
             rewards[last] += output.value - sum(self.rewards.values())
         return Rollout(
             token_ids=tuple(self.token_ids),
@@ -228,32 +228,35 @@ def score_conversations(
     rendered = {token_ids: rendered_text(tokenizer, token_ids) for token_ids in prompts}
     inputs = [
         reward_input(
-            each.prompt,
-            each.text,
-            each.last_turn.token_ids,
-            rendered_prompt=rendered[each.prompt.token_ids],
-            prefill=each.prefill,
-            messages=each.messages,
-            episode_ids=each.episode_ids,
-            sampled_ids=each.sampled_ids,
+            conversation.prompt,
+            conversation.text,
+            conversation.last_turn.token_ids,
+            rendered_prompt=rendered[conversation.prompt.token_ids],
+            prefill=conversation.prefill,
+            messages=conversation.messages,
+            episode_ids=conversation.episode_ids,
+            sampled_ids=conversation.sampled_ids,
         )
-        for each in conversations
+        for conversation in conversations
     ]
-    scored = [place for place, each in enumerate(conversations) if each.failure is None]
+    scored = [index for index, conversation in enumerate(conversations) if conversation.failure is None]
     with span("reward"), failures.within(step_timeout):
-        of_recipe = reward([inputs[place] for place in scored]) if reward and scored else None
-    given = dict(zip(scored, of_recipe or [NO_REWARD] * len(scored), strict=True))
-    outputs = _with_rewards_of_environment(conversations, given, verdicts)
+        of_recipe = reward([inputs[index] for index in scored]) if reward and scored else None
+    by_index = dict(zip(scored, of_recipe or [NO_REWARD] * len(scored), strict=True))
+    outputs = _with_rewards_of_environment(conversations, by_index, verdicts)
     failures.check(outputs, inputs, max_failed)
     return outputs
 
 
 def _with_rewards_of_environment(
-    conversations: Sequence[Conversation], given: Mapping[int, RewardOutput], verdicts: Verdicts
+    conversations: Sequence[Conversation], by_index: Mapping[int, RewardOutput], verdicts: Verdicts
 ) -> list[RewardOutput]:
     """Add the rewards of the environment to those of the recipe, which are `given` by the place of the episode."""
-    verdicts.note([output for each in conversations for output in each.given])
-    return [each.failure or each.add_rewards(given[place], verdicts) for place, each in enumerate(conversations)]
+    verdicts.note([output for conversation in conversations for output in conversation.given])
+    return [
+        conversation.failure or conversation.add_rewards(by_index[index], verdicts)
+        for index, conversation in enumerate(conversations)
+    ]
 
 
 NO_REWARD = RewardOutput(value=0.0, status=Status.ok, parts={})

@@ -85,7 +85,7 @@ class Dialogue(Environment):
     ) -> list[Group]:
         """Return `n` rollouts of each prompt. A group has the prompt with what the environment added to it."""
         conversations = play_episodes(
-            engine, prompts, n, lambda own, groups: self._play(own, groups, sampling), step=step, purpose=purpose
+            engine, prompts, n, lambda asked, groups: self._play(asked, groups, sampling), step=step, purpose=purpose
         )
         outputs = score_conversations(
             conversations,
@@ -118,7 +118,7 @@ class Dialogue(Environment):
             [Conversation(prompt=prompt, stream=stream, last_turn=nothing) for stream in streams]
             for prompt, streams in groups
         ]
-        every = [each for group in begun for each in group]
+        every = [conversation for group in begun for conversation in group]
         list(threads.map(self._make_one, every))
         list(threads.map(self._begin_group, begun))
         added = threads.map(_begin_one, every)
@@ -138,7 +138,7 @@ class Dialogue(Environment):
             conversation.fail(as_exception(error))
 
     def _begin_group(self, group: Sequence[Conversation]) -> None:
-        players = [each.player for each in group if each.player is not None]
+        players = [conversation.player for conversation in group if conversation.player is not None]
         try:
             for first in players[:1]:
                 first.begin_group([player.episode for player in players], group[0].prompt, self.template)
@@ -181,7 +181,11 @@ class Dialogue(Environment):
         threads: ThreadPoolExecutor,
     ) -> None:
         """Sample and answer turns until every episode has ended."""
-        ready = [each for each in conversations if each.failure is None and self._room(each, sampling) > 0]
+        ready = [
+            conversation
+            for conversation in conversations
+            if conversation.failure is None and self._room(conversation, sampling) > 0
+        ]
         waiting: dict[Future[Reply], Conversation] = {}
         while ready or waiting:
             for conversation, parsed in self._sample(engine, ready, sampling) if ready else ():
@@ -198,7 +202,7 @@ class Dialogue(Environment):
         self, engine: Engine, ready: Sequence[Conversation], sampling: SamplingParams
     ) -> Iterator[tuple[Conversation, Parsed]]:
         """Sample a turn of each episode; yield those that the environment has to answer, and the turn as a message."""
-        requests = [self._request(each, sampling) for each in ready]
+        requests = [self._request(conversation, sampling) for conversation in ready]
         with span("sample"):
             completions = engine.generate(requests, sampling)
         check_completions(requests, completions)
@@ -238,8 +242,8 @@ class Dialogue(Environment):
         try:
             reply = answer.result()
             if reply.reward is not None:
-                place = len(conversation.token_ids) - 1
-                conversation.rewards[place] = conversation.checked_reward(reply.reward)
+                last = len(conversation.token_ids) - 1
+                conversation.rewards[last] = conversation.checked_reward(reply.reward)
             following = [] if reply.ends else self._following(turn, reply)
         except Exception as error:
             conversation.fail(error)
@@ -287,11 +291,11 @@ def _begin_one(conversation: Conversation) -> str | list[Message] | tuple[int, .
 
 def _score_group(group: Sequence[Conversation]) -> None:
     """Add the rewards that the environment gives to a group together; episodes that failed have none."""
-    played = [each for each in group if each.failure is None]
+    played = [conversation for conversation in group if conversation.failure is None]
     if not played:
         return
     try:
-        rewards = _player(played[0]).group_rewards([_player(each).episode for each in played])
+        rewards = _player(played[0]).group_rewards([_player(conversation).episode for conversation in played])
         for conversation, reward in zip(played, rewards or (), strict=False):
             conversation.group_reward = conversation.checked_reward(reward)
     except Exception as error:

@@ -90,10 +90,10 @@ class Player:
         """
         if (token_ids := self._method("begin_with_tokens", prompt)) is not None:  # of tinker; see tinker.py
             return token_ids
-        own = replace(
+        of_row = replace(
             prompt, text=own_copy(prompt.text), answer=own_copy(prompt.answer), columns=own_copy(prompt.columns)
         )
-        added = self._method("begin", own) or ()
+        added = self._method("begin", of_row) or ()
         return added if isinstance(added, str) else [_checked(message) for message in added]
 
     def answer(self, turn: Parsed) -> Reply:
@@ -108,7 +108,7 @@ class Player:
         results = [self._result(call["function"]) for call in calls] + [
             self._failed("unparsed", fault) for fault in turn.faults
         ]
-        return Reply(messages=[result | {"tool_call_id": call_id(place)} for place, result in enumerate(results)])
+        return Reply(messages=[result | {"tool_call_id": call_id(index)} for index, result in enumerate(results)])
 
     def begin_group(self, episodes: Sequence[Any], prompt: Prompt, template: Template) -> None:
         """Prepare the objects of a group, of which that of this player is the first."""
@@ -121,8 +121,8 @@ class Player:
         """
         rewards = self._method("group_rewards", episodes)
         if rewards is not None and len(rewards) != len(episodes):
-            given = counted(len(rewards), "reward")
-            raise TypeError(f"group_rewards returned {given} for {counted(len(episodes), 'episode')}")
+            number = counted(len(rewards), "reward")
+            raise TypeError(f"group_rewards returned {number} for {counted(len(episodes), 'episode')}")
         return rewards
 
     def final_reward(self) -> Any:
@@ -233,8 +233,8 @@ def own_copy(value: Any) -> Any:
     The samples of a question share its row, also in later epochs: an episode that changes its own changes no other's.
     """
     if isinstance(value, Mapping):
-        return {name: own_copy(each) for name, each in value.items()}
-    return [own_copy(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: own_copy(item) for name, item in value.items()}
+    return [own_copy(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 async def awaited(value: Any) -> Any:

@@ -62,9 +62,9 @@ class Properties:
             "arguments stay JSON": self.json_arguments,
             "results of parallel calls": self.parallel,
         }
-        found = {"thinking kept at a user's message": self.keeps_thinking} | (with_tools if tools else {})
-        found["the same text after every turn"] = self.independent
-        return "; ".join(f"{label}: {'yes' if holds else 'no'}" for label, holds in found.items())
+        facts = {"thinking kept at a user's message": self.keeps_thinking} | (with_tools if tools else {})
+        facts["the same text after every turn"] = self.independent
+        return "; ".join(f"{label}: {'yes' if holds else 'no'}" for label, holds in facts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,12 +220,12 @@ class Template:
         closing, tail = before.rpartition(MARK)[2], after.rpartition(MARK)[2]
         if before.count(MARK) != after.count(MARK) or not tail.startswith(closing):
             raise ModelError("the model's chat template changes a turn when messages follow it")
-        place, length, end = max(
+        start, length, end = max(
             ((closing.rfind(text), len(text), token) for text, token in self.ends.items()), default=(-1, 0, 0)
         )
         rest = tail[len(closing) :]
-        if place >= 0:
-            text = closing[place + length :] + rest
+        if start >= 0:
+            text = closing[start + length :] + rest
         else:  # the role of the next message ends the turn, as in GLM
             end, text = self._split_end(rest.lstrip())
         _check_kept(messages, text)
@@ -276,7 +276,7 @@ class Template:
         for end in self.ends:
             written = written.rpartition(end)[0] or written
         for form in CALL_FORMATS:
-            if [each["function"] for each in find_calls(form, written, self.tools)[1]] == [
+            if [read["function"] for read in find_calls(form, written, self.tools)[1]] == [
                 {"name": name, "arguments": arguments}
             ]:
                 return form
@@ -294,25 +294,25 @@ def _stand_in(messages: Sequence[Message], said: str = "", arguments: Mapping[st
     arguments = arguments or {"text": said + MARK}
     functions = [{"name": name, "arguments": arguments} for name in names]
     calls = [
-        {"id": call_id(place), "type": "function", "function": function} for place, function in enumerate(functions)
+        {"id": call_id(index), "type": "function", "function": function} for index, function in enumerate(functions)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def call_id(place: int) -> str:
+def call_id(index: int) -> str:
     """Return the id of a turn's call: nine letters and digits, which Mistral's template wants."""
-    return f"call{place:05}"
+    return f"call{index:05}"
 
 
 def _check_kept(messages: Sequence[Message], text: str) -> None:
     """Raise `ModelError` unless the text has the content of all messages, in their order."""
-    place = 0
+    end = 0
     for message in messages:
         content = str(message["content"]).strip()
-        found = [text.find(form, place) for form in (content, json.dumps(content, ensure_ascii=False)[1:-1])]
-        if max(found) < 0:
+        starts = [text.find(form, end) for form in (content, json.dumps(content, ensure_ascii=False)[1:-1])]
+        if max(starts) < 0:
             raise ModelError(f"the model's chat template leaves out a message of the role {message['role']}")
-        place = min(each for each in found if each >= 0) + len(content)
+        end = min(start for start in starts if start >= 0) + len(content)
 
 
 def _holds(check: Callable[[], bool]) -> bool:

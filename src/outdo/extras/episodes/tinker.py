@@ -84,10 +84,10 @@ class TinkerEpisode:
             first.builder = made
             environments = list(await made.make_envs())
         else:
-            environments = [made, *(each._made(prompt, template) for each in others)]
+            environments = [made, *(other._made(prompt, template) for other in others)]
         if len(environments) < len(episodes):
-            found = counted(len(environments), "environment")
-            raise ValueError(f"make_envs made {found} for {counted(len(episodes), 'sample')}")
+            number = counted(len(environments), "environment")
+            raise ValueError(f"make_envs made {number} for {counted(len(episodes), 'sample')}")
         for episode, environment in zip(episodes, environments, strict=False):
             if not callable(getattr(environment, "initial_observation", None)):
                 raise TypeError(f"expected an Env or an EnvGroupBuilder of tinker, found {type(environment).__name__}")
@@ -127,12 +127,14 @@ class TinkerEpisode:
     @staticmethod
     async def group_rewards(episodes: "Sequence[TinkerEpisode]") -> list[Any] | None:
         """Return what `compute_group_rewards` gives to each episode; None without an `EnvGroupBuilder`."""
-        compute = next((each.builder.compute_group_rewards for each in episodes if each.builder is not None), None)
+        compute = next(
+            (episode.builder.compute_group_rewards for episode in episodes if episode.builder is not None), None
+        )
         if compute is None:
             return None
-        given = ([each.trajectory for each in episodes], [each.environment for each in episodes])
+        arguments = ([episode.trajectory for episode in episodes], [episode.environment for episode in episodes])
         wanted = len(inspect.signature(compute).parameters)  # earlier versions give the trajectories alone
-        return [number(reward) for reward, _ in await awaited(compute(*given[:wanted]))]
+        return [number(reward) for reward, _ in await awaited(compute(*arguments[:wanted]))]
 
     async def close(self) -> None:
         """Let the builder of the group clean up."""
@@ -141,13 +143,13 @@ class TinkerEpisode:
             await awaited(cleanup())
 
     def _made(self, prompt: Prompt, template: Template) -> Any:
-        given = dict(zip(GIVEN, (row_of(prompt), template.tokenizer), strict=True))
+        arguments = dict(zip(GIVEN, (row_of(prompt), template.tokenizer), strict=True))
         parameters = inspect.signature(self.make).parameters
-        return self.make(**self.options, **{name: value for name, value in given.items() if name in parameters})
+        return self.make(**self.options, **{name: value for name, value in arguments.items() if name in parameters})
 
     def _check_stop(self, stop: Any) -> None:
         """Raise `ValueError` if turns are to end where turns of this model do not."""
-        if other := [each for each in stop or () if each not in self.end_texts]:
+        if other := [text for text in stop or () if text not in self.end_texts]:
             raise ValueError(f"the environment ends turns at {other}, and this model at its end tokens")
 
 

@@ -81,9 +81,9 @@ class ToolBox:
         self.schemas: list[dict[str, Any]] = []
         self._tools: dict[str, Tool] = {}
         mistakes: list[str] = []
-        for each in functions:
+        for function in functions:
             try:
-                tool = each if isinstance(each, Tool) else as_tool(each)
+                tool = function if isinstance(function, Tool) else as_tool(function)
             except UserError as error:
                 mistakes += error.problems
                 continue
@@ -93,7 +93,9 @@ class ToolBox:
             self._tools[tool.name] = tool
         if mistakes:
             raise UserError(mistakes)
-        self._parameters = {each["function"]["name"]: each["function"]["parameters"] for each in self.schemas}
+        self._parameters = {
+            function["function"]["name"]: function["function"]["parameters"] for function in self.schemas
+        }
 
     @property
     def names(self) -> list[str]:
@@ -108,9 +110,9 @@ class ToolBox:
     def of(self, functions: Sequence[Callable[..., Any]]) -> "ToolBox":
         """Return the same tools with the functions of another episode, such as the methods of its object."""
         other = copy(self)
-        given = {function.__name__: function for function in functions}
+        by_name = {function.__name__: function for function in functions}
         other._tools = {
-            name: replace(tool, function=given[name]) for name, tool in self._tools.items() if name in given
+            name: replace(tool, function=by_name[name]) for name, tool in self._tools.items() if name in by_name
         }
         return other
 
@@ -121,7 +123,9 @@ class ToolBox:
             raise ToolError("unknown", f"there is no tool {name}{hint}")
         known, more = self._parameters[name]["properties"], self._parameters[name].get("additionalProperties")
         mistakes = [
-            f"{each} is missing" for each in self._parameters[name].get("required", ()) if each not in arguments
+            f"{argument} is missing"
+            for argument in self._parameters[name].get("required", ())
+            if argument not in arguments
         ]
         for argument, value in arguments.items():
             if argument not in known and not more:
@@ -140,9 +144,9 @@ def _expected_instead_of(value: Any, schema: Mapping[str, Any]) -> str | None:
         return None
     if isinstance(kind, str) and not _has_type(value, kind):
         return f"of type {kind}"
-    same = (value == each and isinstance(value, bool) == isinstance(each, bool) for each in choices or ())
+    same = (value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in choices or ())
     if choices is not None and not any(same):
-        return f"one of {', '.join(json.dumps(each, ensure_ascii=False) for each in choices)}"
+        return f"one of {', '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
     return None
 
 

@@ -62,7 +62,7 @@ def _at_level(curriculum: Any, level: int, settings: Mapping[str, Any]) -> dict[
     """Return the settings of a level, in place of which those that are given count."""
     curriculum.set_global_level(level)
     config = curriculum.generate_configuration({})
-    return {each.name: getattr(config, each.name) for each in fields(config) if each.init} | dict(settings)
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.init} | dict(settings)
 
 
 def _task(path: str) -> tuple[ModuleType, str, str]:

@@ -36,8 +36,8 @@ def _read(source: DatasetName, pinned: Mapping[str, str] | None) -> Records:
             return Records(_split_of_saved(source, datasets.load_from_disk(source.name)))
         wanted = (pinned or {}).get(source.repository, source.revision)
         options = {"name": source.config, "revision": wanted}
-        given = {key: value for key, value in options.items() if value is not None}
-        rows = datasets.load_dataset(source.name, split=source.split or "train", **given)
+        set_options = {key: value for key, value in options.items() if value is not None}
+        rows = datasets.load_dataset(source.name, split=source.split or "train", **set_options)
         return Records(rows, _commits(source, rows, wanted))
     except UserError:
         raise

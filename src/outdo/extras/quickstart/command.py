@@ -144,7 +144,7 @@ def write_data(folder: Path, seed: int, task: Task = sums.TASK) -> dict[str, Pat
     folder.mkdir(parents=True, exist_ok=True)
     if task.reward and not (folder / REWARD).exists():
         write_text_atomically(folder / REWARD, task.reward.read_text(encoding="utf-8"))
-    paths = {each.name: folder / f"{each.name}.jsonl" for each in fields(TaskData) if getattr(data, each.name)}
+    paths = {field.name: folder / f"{field.name}.jsonl" for field in fields(TaskData) if getattr(data, field.name)}
     for name, path in paths.items():
         write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in getattr(data, name)))
     return paths

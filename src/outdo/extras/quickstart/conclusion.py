@@ -109,9 +109,9 @@ def _answers_table(run: Path, model: Path, questions: Path) -> Table:
     if trained.recipe.environment is None:
         kind, (asked, *answers) = "greedy", _recorded_answers(run, trained.step)
     else:  # the record of an evaluation has the last turn of an episode only
-        found = questions_from(str(questions), limit=ANSWERED)
-        kind, asked = "sampled", [str(question.text) for question in found]
-        answers = [_answers(name, found, trained.recipe) for name in (str(model), trained.model)]
+        chosen = questions_from(str(questions), limit=ANSWERED)
+        kind, asked = "sampled", [str(question.text) for question in chosen]
+        answers = [_answers(name, chosen, trained.recipe) for name in (str(model), trained.model)]
     answered = sorted(zip(asked, *answers, strict=True), key=lambda row: row[1].right is True)
     table = Table("question", f"{kind} before", f"{kind} after")
     for question, *both in answered[:SHOWN]:
@@ -144,7 +144,10 @@ def _answers(model: str, questions: Sequence[Question], recipe: Recipe) -> list[
         prompts = how.prompts(questions, policy)
         groups = environment.rollouts(engine, prompts, 1, how.sampling, step=0, purpose="shown")
         rollouts = [group.rollouts[0] for group in groups]
-        return [Shown(text=completion_text(engine.tokenizer, each.token_ids), right=each.right) for each in rollouts]
+        return [
+            Shown(text=completion_text(engine.tokenizer, rollout.token_ids), right=rollout.right)
+            for rollout in rollouts
+        ]
     finally:
         engine.close()
         reward.close()

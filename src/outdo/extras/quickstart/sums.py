@@ -43,9 +43,9 @@ def working(problem: Addition, forgotten: Collection[int] = ()) -> str:
     `working(Problem(347, 285), {1})` is `7+5=12,4+8=12,3+2+1=6#622`.
     """
     carry, columns, digits = 0, [], ""
-    for place in range(DIGITS):
-        x, y = problem.a // 10**place % 10, problem.b // 10**place % 10
-        carry = 0 if place in forgotten else carry
+    for column in range(DIGITS):
+        x, y = problem.a // 10**column % 10, problem.b // 10**column % 10
+        carry = 0 if column in forgotten else carry
         total = x + y + carry
         columns.append(f"{x}+{y}{'+1' if carry else ''}={total}")
         carry, digits = total // 10, f"{total % 10}{digits}"
@@ -80,7 +80,7 @@ def demonstrations(chosen: Collection[Addition], seed: int, *, careless: float =
     random = Random(seed)
     examples = []
     for problem in chosen:
-        forgotten = [place for place in range(1, DIGITS) if random.random() < careless]
+        forgotten = [column for column in range(1, DIGITS) if random.random() < careless]
         examples.append({"prompt": problem.prompt, "completion": working(problem, forgotten)})
     return examples
 

@@ -98,7 +98,7 @@ class RayCluster:
         self._roles.discard(role)
         if not self._roles:
             self.close()
-        elif group is not None and all(each.group is not group for each in self._roles):
+        elif group is not None and all(other.group is not group for other in self._roles):
             self._release(group)
 
     def open(self) -> Any:
@@ -172,7 +172,7 @@ class RayCluster:
             )
             for number, bundle in enumerate(role.bundles, role.first)
         ]
-        return self.ask(lambda _: [each.remote(*arguments) for each in placed])
+        return self.ask(lambda _: [actor.remote(*arguments) for actor in placed])
 
     def reserve(self, role: Role) -> None:
         """Connect, and wait until a role has its resources, together with the other roles that have none yet.
@@ -182,8 +182,8 @@ class RayCluster:
         self.open()
         if role.group is None:
             assert role in self._roles, "it has left"
-            together = [each for each in self._roles if each.group is None]
-            bundles = [dict(bundle) for each in together for bundle in each.bundles]
+            together = [role for role in self._roles if role.group is None]
+            bundles = [dict(bundle) for role in together for bundle in role.bundles]
             group, first = self.ask(lambda ray: ray.util.placement_group(bundles, strategy="PACK")), 0
             for each in together:
                 each.group, each.first, first = group, first, first + len(each.bundles)
@@ -196,12 +196,12 @@ class RayCluster:
     def _give_up(self, group: Any) -> None:
         """Release a group for which there is no room, and raise `EngineError` with what it needs."""
         available = self.ask(lambda ray: ray.available_resources())
-        together = [each for each in self._roles if each.group is group]
+        together = [role for role in self._roles if role.group is group]
         for each in together:
             each.group = None
         self._release(group)
-        wanted = " and ".join(f"{each.name} ({_listed(each.bundles)})" for each in together)
-        names = sorted({name for each in together for bundle in each.bundles for name in bundle})
+        wanted = " and ".join(f"{role.name} ({_listed(role.bundles)})" for role in together)
+        names = sorted({name for role in together for bundle in role.bundles for name in bundle})
         free = ", ".join(f"{available.get(name, 0):g} {name}" for name in names)
         raise EngineError(f"the Ray cluster has no room for {wanted}: free are {free}")
 
@@ -235,7 +235,7 @@ class RayCluster:
         """
         silence = SILENCE if silence is None else silence
         results = self.ask(
-            lambda _: [actor.call.remote(method, *each) for actor, each in zip(actors, calls, strict=True)]
+            lambda _: [actor.call.remote(method, *arguments) for actor, arguments in zip(actors, calls, strict=True)]
         )
         with translated():
             watch = _Watch(self._ray, role.name, actors, seconds, silence)
@@ -245,7 +245,7 @@ class RayCluster:
                 _, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=patience, fetch_local=False)
                 if waiting and monotonic() >= until:
                     raise EngineLostError(f"{role.name} had no results in time")
-                watch.look([results.index(each) for each in waiting])
+                watch.look([results.index(result) for result in waiting])
             return self._ray.get(results, timeout=SILENCE)
 
     def ask(self, work: Callable[[Any], Result]) -> Result:

@@ -235,7 +235,7 @@ def placed_rewards(recipe: Recipe) -> tuple[str, list[str]]:
     """
     if mistakes := reward_place_mistakes(recipe):
         return "", mistakes
-    specs = [{"name": each.name, **recipe.options_of(each)} for each in recipe.rewards if each.place]
+    specs = [{"name": placed.name, **recipe.options_of(placed)} for placed in recipe.rewards if placed.place]
     rewards = [RayReward(spec, **recipe.reward_limits.of_workers) for spec in specs]
     if not rewards:
         return "", []

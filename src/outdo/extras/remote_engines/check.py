@@ -13,7 +13,7 @@ DEVICE = re.compile(r"cpu|mps|cuda:\d+")
 
 
 def _are_devices(value: Any) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(each, str) and DEVICE.fullmatch(each) for each in value)
+    return isinstance(value, list) and all(isinstance(device, str) and DEVICE.fullmatch(device) for device in value)
 
 
 OPTIONS: Mapping[str, Check] = {
@@ -31,8 +31,8 @@ def options_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the options of the built-in engine."""
     yield from option_mistakes("engine", BUILTIN_ENGINE, options, checks=OPTIONS)
     if "processes" not in options:
-        given = [name for name in OPTIONS if name in options]
-        yield from (f"engine.{name}: has an effect only with engine.processes" for name in given)
+        written = [name for name in OPTIONS if name in options]
+        yield from (f"engine.{name}: has an effect only with engine.processes" for name in written)
         return
     if "folder" in options and options.get("place") != RAY:
         yield f'engine.folder: has an effect only with place = "{RAY}": processes of this machine share its memory'

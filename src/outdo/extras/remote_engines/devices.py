@@ -18,23 +18,25 @@ def device_mistakes(piece: Piece, trainer: str, *, replicas: int = 1) -> list[st
     """
     if os.environ.get("RANK", "0") != "0":
         return []
-    options, own = piece.options, choose_device(trainer)[0]
+    options, of_trainer = piece.options, choose_device(trainer)[0]
     if options.get("place") == RAY and RAY_ADDRESS in os.environ:  # Ray knows the devices of its machines
         return []
     try:
-        devices = devices_of(own, options["processes"], options.get("devices"), replicas=on_this_machine(replicas))
+        devices = devices_of(
+            of_trainer, options["processes"], options.get("devices"), replicas=on_this_machine(replicas)
+        )
     except UserError as error:
         return list(error.problems)
     gpus = torch.cuda.device_count()
-    found = [
+    available = [
         "cpu",
         *(["mps"] if torch.backends.mps.is_available() else []),
         *(f"cuda:{index}" for index in range(gpus)),
     ]
     return [
-        f"engine.devices: this machine has no {device}; it has {', '.join(found)}"
+        f"engine.devices: this machine has no {device}; it has {', '.join(available)}"
         for device in devices
-        if device not in found
+        if device not in available
     ]
 
 
@@ -49,12 +51,12 @@ def devices_of(trainer: torch.device, processes: int, devices: Sequence[str] | N
         return devices
     if trainer.type != "cuda":
         return [trainer.type] * processes
-    first, found = replicas + (trainer.index or 0), torch.cuda.device_count()
-    if first + processes > found:
+    first, count = replicas + (trainer.index or 0), torch.cuda.device_count()
+    if first + processes > count:
         raise UserError(
             [
                 f"engine.processes = {processes} needs as many GPUs after the trainer's, cuda:{first - 1}, and this "
-                f'machine has {found} in all; name others, such as devices = ["cuda:0"] to share one'
+                f'machine has {count} in all; name others, such as devices = ["cuda:0"] to share one'
             ]
         )
     return [f"cuda:{index}" for index in range(first, first + processes)]

@@ -50,12 +50,12 @@ def divide(requests: Sequence[Request], processes: int, places: Mapping[Stream, 
     parts: list[list[int]] = [[] for _ in range(processes)]
     loads = [0] * processes
     for index, request in enumerate(requests):
-        place = None if places is None or request.episode is None else places.get(request.episode)
-        if place is None:
+        number = None if places is None or request.episode is None else places.get(request.episode)
+        if number is None:
             by_prompt[request.token_ids[: request.prompt_length]].append(index)
         else:
-            parts[place].append(index)
-            loads[place] += request.max_tokens
+            parts[number].append(index)
+            loads[number] += request.max_tokens
     groups = [same[start : start + share] for same in by_prompt.values() for start in range(0, len(same), share)]
     tokens = [sum(requests[index].max_tokens for index in group) for group in groups]
     for group in sorted(range(len(groups)), key=lambda group: -tokens[group]):

@@ -82,7 +82,7 @@ def _bound(piece: Piece, forward: Forward) -> Bound:
     if piece.name == BUILTIN_ENGINE:  # it may be as far as where its way to sample was chosen
         bound = bound._replace(largest=max(bound.largest, TOLERANCE))
     bound = Bound(*map(forward.tolerance, bound))
-    if (given := piece.options.get("max_difference")) is not None:
-        largest = float(given)
+    if (limit := piece.options.get("max_difference")) is not None:
+        largest = float(limit)
         bound = Bound(largest, min(largest, max(bound.mean, largest / 10)))
     return bound

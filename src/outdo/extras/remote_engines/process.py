@@ -220,7 +220,7 @@ def _send_heartbeats(pipe: Connection, held: Mapping[int, Any], temporary_folder
     """Send the progress of the objects until the parent has gone or has closed the pipe; then end this process."""
     with contextlib.suppress(OSError):
         while True:
-            progress = sum(getattr(each, "progress", 0) for each in list(held.values()))
+            progress = sum(getattr(object_held, "progress", 0) for object_held in list(held.values()))
             pipe.send_bytes(_NUMBER.pack(progress))
             sleep(HEARTBEAT)
     _remove_temporary_folder(temporary_folder)

@@ -52,10 +52,10 @@ def arguments_of(policy: Policy, world: World, processes: int, devices: Sequence
 
     One of them has at most as many as one of the policy's, because the last bits may depend on their number.
     """
-    own, replicas = torch.get_num_threads(), on_this_machine(len(world))
+    threads, replicas = torch.get_num_threads(), on_this_machine(len(world))
     return {
         "devices": devices_of(policy.forward.device, processes, devices, replicas=replicas),
-        "threads": max(1, min(own, own * replicas // processes)),
+        "threads": max(1, min(threads, threads * replicas // processes)),
         "copy_frozen": policy.forward.sharding.is_divided,
     }
 
@@ -129,7 +129,7 @@ class BuiltinProcesses(Engine):
 
     def end_episodes(self, episodes: Sequence[Stream]) -> None:
         """Drop the keys and values of episodes that have ended."""
-        self._call("end_episodes", [(each,) for each in self.places_of_episodes.end(episodes)])
+        self._call("end_episodes", [(of_engine,) for of_engine in self.places_of_episodes.end(episodes)])
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability of each token after the first of each sequence, by all processes in turn."""
@@ -171,8 +171,8 @@ class BuiltinProcesses(Engine):
 
     def _compare(self, loaded: Sequence[Sequence[int]], trained: Mapping[str, Tensor]) -> None:
         expected = bit_sums(trained.values())
-        for number, found in enumerate(loaded, 1):
-            if different := [name for name, mine, its in zip(trained, expected, found, strict=True) if mine != its]:
+        for number, sizes in enumerate(loaded, 1):
+            if different := [name for name, mine, its in zip(trained, expected, sizes, strict=True) if mine != its]:
                 raise DeliveryError(
                     f"process {number} of the engine does not have the policy's weights after a delivery: "
                     f"{len(different)} of {len(trained)} differ, such as {different[0]}"
@@ -264,7 +264,7 @@ def _have_the_same_model(first: PolicyView, second: PolicyView) -> bool:
     """Return whether two policies differ at most in their trained weights, as a policy and its snapshots do."""
     if first.forward is second.forward:
         return True
-    mine, its = (dict(each.model.named_parameters()) for each in (first, second))
+    mine, its = (dict(policy.model.named_parameters()) for policy in (first, second))
     return (
         first.tokenizer is second.tokenizer
         and first.model.config.to_dict() == second.model.config.to_dict()

@@ -94,13 +94,13 @@ class Proof:
     def _message(self, scores: Scores, policy: PolicyView, sequences: Sequence[Sequence[int]], mean: float) -> str:
         rows = scores.differences()
         worst = max(range(len(rows)), key=lambda row: float(rows[row].abs().max()))
-        place = int(rows[worst].abs().argmax())
-        by_engine = torch.cat([scores.engine[worst], scores.engine_sampled[worst]])[place]
-        by_policy = torch.cat([scores.policy[worst], scores.policy_sampled[worst]])[place]
-        kind = "sampled " if place >= scores.policy.shape[1] else ""
+        column = int(rows[worst].abs().argmax())
+        by_engine = torch.cat([scores.engine[worst], scores.engine_sampled[worst]])[column]
+        by_policy = torch.cat([scores.policy[worst], scores.policy_sampled[worst]])[column]
+        kind = "sampled " if column >= scores.policy.shape[1] else ""
         return (
             f"after {counted(policy.version, 'optimiser step')} the engine does not sample from the policy's weights: "
-            f"{kind}token {place + 1} of test sequence {worst + 1} has the log-probability {by_engine:.4f} by the "
+            f"{kind}token {column + 1} of test sequence {worst + 1} has the log-probability {by_engine:.4f} by the "
             f"engine and {by_policy:.4f} by the policy, {self.last:.2g} nats apart (at most {self.bound.largest:g}; on "
             f"average {mean:.2g}, at most {self.bound.mean:g}). Likely cause: {self._cause(scores, policy, sequences)}"
         )
@@ -145,11 +145,13 @@ def _measure(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]],
     if lengths != [len(sequence) - 1 for sequence in sequences]:
         raise EngineError(f"the engine scored {lengths} tokens of test sequences of {len(sequences[0])} tokens")
     completions = _sample(engine, policy, sequences, world)
-    scaled, unscaled = (_sampled_scores(policy, sequences, completions, each) for each in (TEMPERATURE, 1.0))
+    scaled, unscaled = (
+        _sampled_scores(policy, sequences, completions, temperature) for temperature in (TEMPERATURE, 1.0)
+    )
     return Scores(
         engine=torch.tensor(by_engine),
         policy=torch.tensor(sequence_logprobs(policy.forward, sequences)),
-        engine_sampled=[torch.tensor(each.logprobs) for each in completions],
+        engine_sampled=[torch.tensor(completion.logprobs) for completion in completions],
         policy_sampled=scaled,
         unscaled=unscaled,
     )
@@ -180,7 +182,7 @@ def _sample(engine: Engine, policy: PolicyView, sequences: Sequence[list[int]], 
 def _sampled_scores(
     policy: PolicyView, sequences: Sequence[list[int]], completions: Sequence[Completion], temperature: float
 ) -> list[Tensor]:
-    sampled = [each.token_ids for each in completions]
+    sampled = [completion.token_ids for completion in completions]
     batch = Batch.of_tokens(sequences, sampled, temperature=[temperature] * len(sequences))
     logprobs = token_scores(policy.forward, batch, "none", None).logprobs.cpu()
     return [row[mask] for row, mask in zip(logprobs, batch.loss_mask, strict=True)]

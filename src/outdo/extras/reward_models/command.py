@@ -188,8 +188,8 @@ class RewardModelTraining:
 
     @property
     def length(self) -> TrainingLength:
-        own = self.settings
-        return TrainingLength.of(len(self.comparisons), own.batch, steps=own.steps, epochs=own.epochs)
+        settings = self.settings
+        return TrainingLength.of(len(self.comparisons), settings.batch, steps=settings.steps, epochs=settings.epochs)
 
     @property
     def version(self) -> int:
@@ -209,8 +209,8 @@ class RewardModelTraining:
 
     def line(self, steps: Sequence[FitStep]) -> str:
         """Return a line about the rankings and the mean loss of the steps."""
-        ranking = sum((each.ranking for each in steps), Ranking())
-        mean = math.fsum(each.metrics["loss"] for each in steps) / len(steps)
+        ranking = sum((step.ranking for step in steps), Ranking())
+        mean = math.fsum(step.metrics["loss"] for step in steps) / len(steps)
         return f"{_sentence(ranking)}  loss {mean:.4g}"
 
     def conclude(self) -> Iterator[str]:
@@ -239,7 +239,7 @@ class RewardModelTraining:
 
 def _show_first(reward: RewardModel, comparison: Comparison, display: Display) -> None:
     """Print the first comparison as the model reads it: the best and the worst answer, each with its prompt."""
-    ranked = sorted(zip(comparison.values, comparison.completions, strict=True), key=lambda each: -each[0])
+    ranked = sorted(zip(comparison.values, comparison.completions, strict=True), key=lambda pair: -pair[0])
     for value, completion in (ranked[0], *ranked[1:][-1:]):
         display.say(f"the first comparison, as the model reads it; value {value:g}:")
         display.say(excerpt(str(reward.tokenizer.decode(list(reward.encode(comparison.prompt, completion))))))
@@ -248,11 +248,11 @@ def _show_first(reward: RewardModel, comparison: Comparison, display: Display) -
 def _short_enough(reward: RewardModel, comparisons: Sequence[Comparison], display: Display) -> list[Comparison]:
     """Return the comparisons that fit into the model's context; print how many are left out."""
     tracked = display.track(comparisons, total=len(comparisons), what="tokenising comparisons", stays=False)
-    kept = [each for each in tracked if reward.fits(each)]
-    if left := len(comparisons) - len(kept):
+    fitting = [comparison for comparison in tracked if reward.fits(comparison)]
+    if left := len(comparisons) - len(fitting):
         longer = f"longer than the model's context of {reward.context} tokens"
         display.say(f"left out: {left:,} of {counted(len(comparisons), 'comparison')}, {longer}")
-    return kept
+    return fitting
 
 
 def _sentence(ranking: Ranking) -> str:
@@ -265,7 +265,7 @@ def _load(
     settings: RewardModelSettings, data: PreferenceData, display: Display, folder: str | Path | None
 ) -> RewardModelTraining:
     """Load the reward model of a folder, or the model of the settings, and choose what it learns from."""
-    useful = [each for each in data.train if is_useful(each, data.loss)]
+    useful = [comparison for comparison in data.train if is_useful(comparison, data.loss)]
     if left := len(data.train) - len(useful):
         display.say(f"left out: {left:,} of {counted(len(data.train), 'prompt')}, whose answers have equal values")
     with display.working(f"loading {settings.model}"):
@@ -335,7 +335,7 @@ def _read(settings: RewardModelSettings) -> PreferenceData:
         if any(row.get(column) for row in rows.values.values()):
             notes.append(f"{path}: the column {column} is not read: a reward model reads the prompt and the answer")
     data = PreferenceData(kind=kind, train=train, held_out=held_out, notes=notes, fingerprint=rows.fingerprint)
-    if not any(is_useful(each, data.loss) for each in train):
+    if not any(is_useful(comparison, data.loss) for comparison in train):
         missing = "two answers with different rewards to one prompt" if kind == "scored" else "an answer"
         hint = "; --kind regression learns from single answers" if kind == "scored" else ""
         needs = f"without the held-out prompts, it needs at least {missing}{hint}"
@@ -348,10 +348,10 @@ def hold_out(comparisons: Sequence[Comparison], share: float, seed: int) -> tupl
 
     The held-out share are the prompts with the smallest SHA-256 together with the seed; at least one.
     """
-    prompts = sorted({repr(each.prompt) for each in comparisons}, key=lambda text: _hash(seed, text))
+    prompts = sorted({repr(comparison.prompt) for comparison in comparisons}, key=lambda text: _hash(seed, text))
     held_out = set(prompts[: max(1, round(share * len(prompts))) if share else 0])
-    train = [each for each in comparisons if repr(each.prompt) not in held_out]
-    return train, [each for each in comparisons if repr(each.prompt) in held_out]
+    train = [comparison for comparison in comparisons if repr(comparison.prompt) not in held_out]
+    return train, [comparison for comparison in comparisons if repr(comparison.prompt) in held_out]
 
 
 def _hash(seed: int, text: str) -> bytes:

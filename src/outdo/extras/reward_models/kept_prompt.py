@@ -14,10 +14,10 @@ from outdo.utils.reward_names import KEPT_PROMPT
 
 def keep_prompt(tokenizer: PreTrainedTokenizerBase, *, template: str | None, system: str | None) -> None:
     """Write template and system message into the configuration that is saved with the tokenizer."""
-    given = {name: text for name, text in (("template", template), ("system", system)) if text is not None}
+    texts = {name: text for name, text in (("template", template), ("system", system)) if text is not None}
     tokenizer.init_kwargs.pop(KEPT_PROMPT, None)
-    if given:
-        tokenizer.init_kwargs[KEPT_PROMPT] = given
+    if texts:
+        tokenizer.init_kwargs[KEPT_PROMPT] = texts
 
 
 def kept_prompt(

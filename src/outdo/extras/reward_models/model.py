@@ -169,7 +169,7 @@ class RewardModel(MicroBatched, Reward):
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. One that cannot be encoded, or is too long for the model, has failed."""
-        rows = [self._encode_or_fail(each) for each in inputs]
+        rows = [self._encode_or_fail(scored) for scored in inputs]
         scores = iter(self.scores([row for row in rows if not isinstance(row, RewardOutput)]).tolist())
         return [row if isinstance(row, RewardOutput) else to_output(next(scores), self.name) for row in rows]
 
@@ -195,15 +195,20 @@ class RewardModel(MicroBatched, Reward):
             return indices, self._scores_of([rows[index] for index in indices]).cpu()
 
         order = self._share(lengths)
-        for indices, found in self._in_micro_batches(order, lengths, range(len(rows)), compute):
-            scores[indices] = found
+        for indices, values in self._in_micro_batches(order, lengths, range(len(rows)), compute):
+            scores[indices] = values
         return scores
 
     def ranking(self, comparisons: Sequence[Comparison]) -> Ranking:
         """Count the pairs of answers that the model ranks right, over all comparisons."""
-        rows = [self._rows(each) for each in comparisons]
-        scores = self.scores([row for each in rows for row in each]).split([len(each) for each in rows])
-        rankings = (ranking_of(own.tolist(), each.values) for own, each in zip(scores, comparisons, strict=True))
+        rows = [self._rows(comparison) for comparison in comparisons]
+        scores = self.scores([row for of_comparison in rows for row in of_comparison]).split(
+            [len(of_comparison) for of_comparison in rows]
+        )
+        rankings = (
+            ranking_of(of_comparison.tolist(), comparison.values)
+            for of_comparison, comparison in zip(scores, comparisons, strict=True)
+        )
         return sum(rankings, Ranking())
 
     def update(self, comparisons: Sequence[Comparison], loss: Loss = "pairs") -> tuple[Ranking, dict[str, float]]:
@@ -211,9 +216,9 @@ class RewardModel(MicroBatched, Reward):
 
         Returns their ranking before the step, and the step's metrics.
         """
-        encoded = [self._rows(each) for each in comparisons]
-        own = sorted(self._share([sum(map(len, each)) for each in encoded]))
-        rows = [(index, row) for index in own for row in encoded[index]]
+        encoded = [self._rows(comparison) for comparison in comparisons]
+        share = sorted(self._share([sum(map(len, of_comparison)) for of_comparison in encoded]))
+        rows = [(index, row) for index in share for row in encoded[index]]
         comparison_of, lengths = [index for index, _ in rows], [len(row) for _, row in rows]
 
         def compute(micro_batch: list[int]) -> tuple[float, Ranking]:
@@ -353,7 +358,7 @@ def _set_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     if config.pad_token_id is None:
         end: Any = tokenizer.eos_token_id
         special: list[Any] = [tokenizer.pad_token_id, *tokenizer.all_special_ids]
-        config.pad_token_id = next((each for each in special if each != end), end)
+        config.pad_token_id = next((token_id for token_id in special if token_id != end), end)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id) or tokenizer.pad_token
     return config.pad_token_id
 
@@ -376,7 +381,7 @@ def fit(
 
     The order depends only on `seed` and `purpose`. Raises `ValueError` if there is nothing to learn from.
     """
-    useful = [each for each in comparisons if is_useful(each, loss)]
+    useful = [comparison for comparison in comparisons if is_useful(comparison, loss)]
     if not useful:
         raise ValueError("there are no two answers to one prompt of which one is better")
     order = itertools.islice(shuffled_epochs(len(useful), seed, purpose), (start - 1) * batch, None)

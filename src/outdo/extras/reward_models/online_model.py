@@ -100,19 +100,22 @@ class OnlineRewardModel(Reward):
         prompt that the rewards of the policy rank in the order of the labels. Raises `RewardError` if too many labels
         fail.
         """
-        rollouts = [(group.prompt, each) for group in groups for each in group.rollouts if each.scored]
-        inputs = [reward_input(prompt, each.text, each.token_ids, prefill=each.prefill) for prompt, each in rollouts]
+        rollouts = [(group.prompt, rollout) for group in groups for rollout in group.rollouts if rollout.scored]
+        inputs = [
+            reward_input(prompt, rollout.text, rollout.token_ids, prefill=rollout.prefill)
+            for prompt, rollout in rollouts
+        ]
         labels = self.labels(inputs)
         FailureCount().check(labels, inputs, MAX_FAILED_LABELS)
         labelled = [
-            (each.prompt, each.completion, label.value, _reward_by_name(rollout, self.name))
-            for each, label, (_, rollout) in zip(inputs, labels, rollouts, strict=True)
+            (scored.prompt, scored.completion, label.value, _reward_by_name(rollout, self.name))
+            for scored, label, (_, rollout) in zip(inputs, labels, rollouts, strict=True)
             if label.status is Status.ok
         ]
         by_label = comparisons_of((prompt, text, label) for prompt, text, label, _ in labelled)
         by_reward = comparisons_of((prompt, text, reward) for prompt, text, _, reward in labelled)
-        self._keep([each for each in by_label if is_useful(each, self.loss)])
-        rankings = (ranking_of(ours.values, each.values) for ours, each in zip(by_reward, by_label, strict=True))
+        self._keep([comparison for comparison in by_label if is_useful(comparison, self.loss)])
+        rankings = (ranking_of(ours.values, theirs.values) for ours, theirs in zip(by_reward, by_label, strict=True))
         ranking = sum(rankings, Ranking())
         metrics: dict[str, float] = {}
         if labelled:
@@ -157,15 +160,15 @@ class OnlineRewardModel(Reward):
 
     def state(self) -> dict[str, Any]:
         """Return weights, optimiser state, history and counters."""
-        kept = [asdict(each) for each in self.kept]
+        kept = [asdict(comparison) for comparison in self.kept]
         return {"model": self.model.state(), "kept": kept, "fresh": self.fresh, "refreshes": self.refreshes}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.model.load_state(state["model"])
         self.fresh, self.refreshes = state["fresh"], state["refreshes"]
         self.kept = [
-            Comparison(prompt=each["prompt"], completions=tuple(each["completions"]), values=tuple(each["values"]))
-            for each in state["kept"]
+            Comparison(prompt=table["prompt"], completions=tuple(table["completions"]), values=tuple(table["values"]))
+            for table in state["kept"]
         ]
 
     def _keep(self, new: Sequence[Comparison]) -> None:

@@ -69,7 +69,9 @@ def comparisons_in(rows: Rows, kind: Kind, columns: Mapping[str, str | None]) ->
     for number, row in rows.values.items():
         prompt = prompts.get(number, "")
         first, second = (_value(row, names[role], role, prompt) for role in ROLES[kind][1:])
-        faults += [f"{path}, row {number}: {each.reason}" for each in (first, second) if isinstance(each, ValueFault)]
+        faults += [
+            f"{path}, row {number}: {fault.reason}" for fault in (first, second) if isinstance(fault, ValueFault)
+        ]
         answers.append((prompt, first, second))
     if faults:
         raise UserError(shorten(faults, source=path))
@@ -103,7 +105,7 @@ def _with_explicit_prompts(rows: Rows, names: Mapping[str, str]) -> Rows:
 def _split(row: Row, chosen: str, rejected: str) -> tuple[Text, Any, Any]:
     """Return the common prompt of two answers, and the rest of each. Raises `ValueError` if there is none."""
     pair = [row.get(chosen), row.get(rejected)]
-    if all(isinstance(each, str) for each in pair):
+    if all(isinstance(text, str) for text in pair):
         return split_common(*map(str, pair))
     if not all(map(is_conversation, pair)):
         raise ValueError(f'the columns "{chosen}" and "{rejected}" are neither two texts nor two conversations')
@@ -121,7 +123,7 @@ def _prompts(rows: Rows, name: str) -> tuple[dict[int, Text], list[str]]:
     except UserError as error:
         usable = {number: _usable(row[name]) for number, row in bare.items() if isinstance(row.get(name), str | list)}
         return usable, list(error.problems)
-    return {int(each.id): each.text for each in checked}, []
+    return {int(question.id): question.text for question in checked}, []
 
 
 def _usable(value: Any) -> Text:
@@ -134,12 +136,12 @@ def _usable(value: Any) -> Text:
 
 def _columns(rows: Rows, kind: Kind, named: Mapping[str, str | None]) -> dict[str, str]:
     """Return the column of each role: the one that is named, else the most likely of those that exist."""
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     mistakes: list[str] = []
     listed = f"(columns: {', '.join(rows.columns[:20])})"
     for role in ROLES[kind]:
-        name = named.get(role) or next((each for each in NAMES[role] if each in rows.columns), None)
-        found[role] = name or ""
+        name = named.get(role) or next((column for column in NAMES[role] if column in rows.columns), None)
+        columns[role] = name or ""
         if name is None:
             mistakes.append(f"{rows.source}: no column looks like the {role}; name it: --{role} NAME {listed}")
         elif name not in rows.columns:
@@ -147,7 +149,7 @@ def _columns(rows: Rows, kind: Kind, named: Mapping[str, str | None]) -> dict[st
             mistakes.append(f'{rows.source}: no column "{name}" (given by --{role}){near} {listed}')
     if mistakes and rows.values:
         raise UserError([*mistakes, *_other_kind(rows, kind)])
-    return found
+    return columns
 
 
 def _other_kind(rows: Rows, kind: Kind) -> Iterator[str]:

@@ -41,14 +41,14 @@ class Bubblewrap:
     def run(self, program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outcome:
         with contextlib.ExitStack() as files:
             source = files.enter_context(memory_file(program.encode(errors="replace")))
-            given = files.enter_context(memory_file(stdin.encode(errors="replace")))
+            input_file = files.enter_context(memory_file(stdin.encode(errors="replace")))
             rules = files.enter_context(memory_file(system_call_filter()))
             status = files.enter_context(memory_file(b""))
             return execute(
                 [
                     *self._isolated(self.interpreter.visible),
                     "--as-pid-1",
-                    *("--ro-bind-data", str(source), _PROGRAM, "--ro-bind-data", str(given), "/dev/stdin"),
+                    *("--ro-bind-data", str(source), _PROGRAM, "--ro-bind-data", str(input_file), "/dev/stdin"),
                     *("--remount-ro", "/", "--chdir", "/"),
                     *("--seccomp", str(rules), "--json-status-fd", str(status)),
                     *(
@@ -59,7 +59,7 @@ class Bubblewrap:
                 ],
                 stdin,
                 limits,
-                descriptors=(source, given, rules, status),
+                descriptors=(source, input_file, rules, status),
                 user=user_of_programs(),
                 kill=lambda bwrap: _kill(bwrap, _status(status)),
                 exit_status=lambda _: _status(status).get("exit-code"),

@@ -182,14 +182,14 @@ def parse_asserts(source: str, setup: str = "") -> AssertTests:
 
 def _divided(setup: ast.Module) -> tuple[ast.Module, ast.Module]:
     """Return the statements of a setup that need nothing of the program, and all others, in their order."""
-    own = _names_defined(setup)
-    foreign = set() if "*" in own else _names_used(setup) - own - {*dir(builtins), *sys.stdlib_module_names}
+    defined = _names_defined(setup)
+    foreign = set() if "*" in defined else _names_used(setup) - defined - {*dir(builtins), *sys.stdlib_module_names}
     size = -1
     while len(foreign) > size:  # what is made of the program's classes is the program's, too
         size = len(foreign)
         made = [statement for statement in setup.body if _names_used(statement) & foreign]
         foreign |= {name for statement in made for name in _names_defined(statement)}
-    return ast.Module([each for each in setup.body if each not in made], []), ast.Module(made, [])
+    return ast.Module([statement for statement in setup.body if statement not in made], []), ast.Module(made, [])
 
 
 def _names_used(tree: ast.AST) -> set[str]:
@@ -240,7 +240,7 @@ class _Separated(ast.NodeTransformer):
         function = self._function_called(node)
         if function is None:
             return self.generic_visit(node)
-        if self._bound & {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}:
+        if self._bound & {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}:
             raise ValueError(f"a test calls the program inside of a loop: {ast.unparse(node)[:80]!r}")
         self._functions.add(function)
         self.calls.append(ast.unparse(node))
@@ -262,6 +262,6 @@ def _shadowing_name(statement: ast.Assert) -> str | None:
     """Return the name of a function of Python that the program itself defines, as in `assert sum(10, 15) == 6`."""
     match statement.test:
         case ast.Compare(left=ast.Call(func=ast.Name(id=name), args=arguments, keywords=[])):
-            if all(not isinstance(each, ast.Call | ast.Name) for part in arguments for each in ast.walk(part)):
+            if all(not isinstance(inner, ast.Call | ast.Name) for part in arguments for inner in ast.walk(part)):
                 return name
     return None

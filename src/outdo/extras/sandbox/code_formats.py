@@ -28,7 +28,7 @@ def parse_tests(answer: Any, setup: str = "") -> Tests:
     source = _asserts(tests)
     if source is not None:
         return parse_asserts(source, setup)
-    cases = [(_text(given), _text(expected)) for given, expected in _pairs(tests)]
+    cases = [(_text(stdin), _text(expected)) for stdin, expected in _pairs(tests)]
     if not cases:
         raise ValueError("there are no tests")
     return OutputTests(cases)
@@ -54,7 +54,7 @@ def _from_json(answer: Any) -> Any:
 
 def _asserts(tests: Any) -> str | None:
     """Return the source of tests that are text, or a list of texts."""
-    if isinstance(tests, list) and tests and all(isinstance(each, str) for each in tests):
+    if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
         return "\n".join(tests)
     return tests if isinstance(tests, str) else None
 

@@ -71,8 +71,8 @@ class OutputTests:
 
     def verdicts(self, program: str, setting: ProgramSetting) -> Iterator[Verdict]:
         """Run the program once for each test. A passed test printed the output and ended with status 0."""
-        for given, expected in self.cases:
-            outcome = completed(setting.sandbox.run(program, given, setting.limits))
+        for stdin, expected in self.cases:
+            outcome = completed(setting.sandbox.run(program, stdin, setting.limits))
             right = outcome.exit_status == 0 and same_output(outcome.stdout, expected, setting.tolerance)
             yield VERDICTS.get(outcome.ending, Verdict.passed if right else Verdict.failed)
 

@@ -55,4 +55,4 @@ def describe(python: str) -> Interpreter:
     version, executable, *path = described.stdout.splitlines()
     prefix = os.path.dirname(os.path.dirname(executable))
     visible = [executable, *path, os.path.join(prefix, "lib"), *_LIBRARIES]
-    return Interpreter(executable, version, [each for each in dict.fromkeys(visible) if os.path.exists(each)])
+    return Interpreter(executable, version, [path for path in dict.fromkeys(visible) if os.path.exists(path)])

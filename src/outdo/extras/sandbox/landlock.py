@@ -130,7 +130,7 @@ def landlocks() -> Iterator[Landlock]:
 @contextlib.contextmanager
 def _ruleset(visible: Sequence[str], version: int) -> Iterator[int]:
     """Yield the descriptor of rules by which a process can read what is visible and `/dev/null`, and nothing else."""
-    rights = max(each for since, each in _ALL_RIGHTS.items() if since <= version)
+    rights = max(rights_of_version for since, rights_of_version in _ALL_RIGHTS.items() if since <= version)
     handled = struct.pack("=QQQ", rights, _TCP if version >= 4 else 0, _OTHERS if version >= 6 else 0)
     ruleset = _call(_CREATE_RULESET, handled, len(handled), 0)
     try:

@@ -186,7 +186,9 @@ def _collect(
     try:
         while True:
             readable = wait([ended, *unfinished], max(0.0, deadline - monotonic()))
-            unfinished -= {each for each in unfinished if not _read_available(each, printed[each], limits.output)}
+            unfinished -= {
+                stream for stream in unfinished if not _read_available(stream, printed[stream], limits.output)
+            }
             if any(len(text) > limits.output for text in printed.values()):
                 ending = Ending.resource
             elif ended in readable:  # so everything that it printed was in the pipes

@@ -171,7 +171,7 @@ class AsynchronousRollouts:
         if due:
             with span("copy"):
                 weights = self._copied()
-            self._batches |= {each: _Batch(each, weights) for each in due}
+            self._batches |= {due_step: _Batch(due_step, weights) for due_step in due}
         if self._samples:
             for each in due:
                 self._queue.put(self._batches[each])
@@ -190,9 +190,9 @@ class AsynchronousRollouts:
         def state() -> tuple[dict[str, Any], float | None]:
             return _state_of(batch, known), batch.rollouts.result().seconds
 
-        found, seconds = self.first_replica.call(state)
+        own_state, seconds = self.first_replica.call(state)
         if not batch.rollouts.done():
-            batch.rollouts.set_result(replace(_rollouts_of(found, known), seconds=seconds))
+            batch.rollouts.set_result(replace(_rollouts_of(own_state, known), seconds=seconds))
         return batch.rollouts.result()
 
     def _work(self) -> None:
@@ -217,7 +217,7 @@ class AsynchronousRollouts:
             batch = self._batches.pop(step)
             self._counts += _counts(batch)
             self._data = batch.rollouts.result().data
-        self._versions = {step: each for step, each in self._versions.items() if step >= before - 1 - self.lag}
+        self._versions = {step: version for step, version in self._versions.items() if step >= before - 1 - self.lag}
 
     def _sample(self, batch: _Batch) -> None:
         assert batch.policy is not None
@@ -247,9 +247,9 @@ class AsynchronousRollouts:
         return self._state(after)
 
     def _state(self, after: int) -> dict[str, Any]:
-        ahead = [(each, each.policy) for each in self._batches.values() if after < each.step <= after + self.ahead]
-        sampled = [each for each, _ in takewhile(lambda pair: pair[0].is_sampled, ahead)]
-        waiting = [(each.step, policy) for each, policy in ahead[len(sampled) :] if policy is not None]
+        ahead = [(batch, batch.policy) for batch in self._batches.values() if after < batch.step <= after + self.ahead]
+        sampled = [batch for batch, _ in takewhile(lambda pair: pair[0].is_sampled, ahead)]
+        waiting = [(batch.step, policy) for batch, policy in ahead[len(sampled) :] if policy is not None]
         known = self.questions.known()
         versions = {step: version for step, version in self._versions.items() if after - self.lag <= step < after}
         return {
@@ -259,7 +259,7 @@ class AsynchronousRollouts:
             "data": self._finished(after)[0],
             "ledger": self.question_counts(after=after),
             "versions": versions,
-            "sampled": [_state_of(each, known) for each in sampled],
+            "sampled": [_state_of(batch, known) for batch in sampled],
             "waiting": [{"step": step, "version": policy.version} for step, policy in waiting],
             "weights": {policy.version: trained_weights(policy.model) for _, policy in waiting},
         }
@@ -277,25 +277,25 @@ class AsynchronousRollouts:
         self._batches = {}
         if is_same:
             known = self.questions.known()
-            for each in state["sampled"]:
-                rollouts = _rollouts_of(each, known)
-                self._batches[each["step"]] = _Batch(each["step"], None)
-                self._batches[each["step"]].rollouts.set_result(rollouts)
+            for saved in state["sampled"]:
+                rollouts = _rollouts_of(saved, known)
+                self._batches[saved["step"]] = _Batch(saved["step"], None)
+                self._batches[saved["step"]].rollouts.set_result(rollouts)
                 data = rollouts.data
             policies = {version: self._copy_with(weights, version) for version, weights in state["weights"].items()}
-            for each in state["waiting"]:
-                self._batches[each["step"]] = _Batch(each["step"], policies[each["version"]])
-                self._queue.put(self._batches[each["step"]])
+            for saved in state["waiting"]:
+                self._batches[saved["step"]] = _Batch(saved["step"], policies[saved["version"]])
+                self._queue.put(self._batches[saved["step"]])
         self.questions.load_state(data)
 
     def question_counts(self, *, after: int) -> dict[str, Any]:
         """Return what became of the questions up to step `after`, and how many are ahead: see `QuestionCounts`."""
         _, counts = self._finished(after)
-        ahead = [each for each in self._batches.values() if after < each.step <= after + self.ahead]
-        sampled = [each for each in ahead if each.is_sampled]
+        ahead = [batch for batch in self._batches.values() if after < batch.step <= after + self.ahead]
+        sampled = [batch for batch in ahead if batch.is_sampled]
         unfinished = len(ahead) - len(sampled) + self._begun_after(sampled[-1].step if sampled else after)
         return counts.table(
-            sampled=sum(each.rollouts.result().asked for each in sampled),
+            sampled=sum(batch.rollouts.result().asked for batch in sampled),
             unfinished=unfinished * self.questions.per_step,
         )
 

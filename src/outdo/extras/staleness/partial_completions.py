@@ -33,7 +33,8 @@ class PresampledEngine(WrappedEngine):
         unknown = [request for request in requests if request.stream not in self.completions]
         sampled = iter(self.engine.generate(unknown, sampling) if unknown else ())
         return [
-            self.completions.pop(each.stream) if each.stream in self.completions else next(sampled) for each in requests
+            self.completions.pop(request.stream) if request.stream in self.completions else next(sampled)
+            for request in requests
         ]
 
 

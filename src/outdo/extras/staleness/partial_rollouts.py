@@ -66,12 +66,12 @@ class PartialRollouts(AsynchronousRollouts):
         self.engine.update_weights(policy)
         known = self._begun.get(step - 1, {})
         steps = range(step, min(step + self.lag - 1, max(step, self.last)) + 1)
-        begun = {each: known[each] if each in known else self._first_questions() for each in steps}
+        begun = {number: known[number] if number in known else self._first_questions() for number in steps}
         for each in steps:
             self.engine.check_inputs(begun[each].questions)
         requests = {each: self._requests(begun[each].questions, each) for each in steps}
         limits = [self._limit(each - step) for each in steps for _ in requests[each]]
-        completions = ChainMap(*(dict(each.completions) for each in begun.values()))
+        completions = ChainMap(*(dict(of_step.completions) for of_step in begun.values()))
         completions = continue_completions(
             self.engine.engine, policy, self.groups.sampling, [*chain(*requests.values())], completions, limits
         )
@@ -95,7 +95,7 @@ class PartialRollouts(AsynchronousRollouts):
 
     def _forget(self, *, before: int) -> None:
         super()._forget(before=before)
-        for step in [each for each in list(self._begun) if each < before - 1]:
+        for step in [number for number in list(self._begun) if number < before - 1]:
             del self._begun[step]
 
     def _begun_after(self, step: int) -> int:
@@ -113,7 +113,7 @@ class PartialRollouts(AsynchronousRollouts):
         """See `AsynchronousRollouts.load_state`."""
         super().load_state(state)
         known = self.questions.known()
-        begun = {each["step"]: self._begun_of(each, known) for each in state.get("begun", ())}
+        begun = {saved["step"]: self._begun_of(saved, known) for saved in state.get("begun", ())}
         self._begun = {_newest(state): begun}
 
     def _state_of(self, step: int, begun: _Begun, known: KnownPrompts) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _completed(
 
 def _newest(state: Mapping[str, Any]) -> int:
     """Return the step of the last batch that a state holds as finished."""
-    return max([state["step"], *(each["step"] for each in state["sampled"])])
+    return max([state["step"], *(saved["step"] for saved in state["sampled"])])
 
 
 def _as_rollout(completion: Completion) -> Rollout:

@@ -20,7 +20,7 @@ def state_of_groups(groups: Sequence[Group], known: KnownPrompts) -> dict[str, A
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     others = [field.name for field in fields(Rollout) if field.name not in (*OF_TOKENS, "versions")]
     tokens = {
-        name: torch.tensor([each for rollout in rollouts for each in getattr(rollout, name)], dtype=dtype)
+        name: torch.tensor([value for rollout in rollouts for value in getattr(rollout, name)], dtype=dtype)
         for name, dtype in OF_TOKENS.items()
     }
     return {
@@ -41,18 +41,18 @@ def groups_of_state(state: Mapping[str, Any], known: KnownPrompts) -> list[Group
     versions = state["versions"]
     rollouts = (
         _rollout(
-            {**each, "versions": versions and _versions_of(versions[index])},
+            {**saved, "versions": versions and _versions_of(versions[index])},
             {name: tuple(islice(values, length)) for name, values in tokens.items()},
         )
-        for index, (each, length) in enumerate(zip(state["rollouts"], state["lengths"], strict=True))
+        for index, (saved, length) in enumerate(zip(state["rollouts"], state["lengths"], strict=True))
     )
     return [
         Group(
-            prompt=_prompt(each["prompt"], known),
-            rollouts=tuple(islice(rollouts, each["size"])),
-            baseline=each["baseline"],
+            prompt=_prompt(group["prompt"], known),
+            rollouts=tuple(islice(rollouts, group["size"])),
+            baseline=group["baseline"],
         )
-        for each in state["groups"]
+        for group in state["groups"]
     ]
 
 
@@ -61,8 +61,10 @@ def _state_of_versions(rollouts: Sequence[Rollout]) -> list[list[list[int]] | No
     if all(rollout.versions is None for rollout in rollouts):
         return None
     return [
-        None if each.versions is None else [[version, len(list(same))] for version, same in groupby(each.versions)]
-        for each in rollouts
+        None
+        if rollout.versions is None
+        else [[version, len(list(same))] for version, same in groupby(rollout.versions)]
+        for rollout in rollouts
     ]
 
 

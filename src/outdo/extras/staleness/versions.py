@@ -21,8 +21,8 @@ def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int
     `versions` has the number of optimiser steps after each training step. Raises `EngineError` for an answer with
     weights that are more than `lag` steps behind.
     """
-    allowed = {each: step - 1 - after for after, each in sorted(versions.items()) if after >= step - 1 - lag}
-    found: Counter[int] = Counter()
+    allowed = {version: step - 1 - after for after, version in sorted(versions.items()) if after >= step - 1 - lag}
+    sampled_by: Counter[int] = Counter()
     for group in groups:
         for rollout in group.rollouts:
             of_each = zip(token_versions(rollout), rollout.loss_mask, strict=True)
@@ -34,5 +34,5 @@ def staleness(groups: Sequence[Group], versions: Mapping[int, int], *, step: int
                         f"{counted(version, 'optimiser step')}; at most {lag} training steps behind are those after "
                         f"{', '.join(map(str, allowed))}"
                     )
-                found[allowed[version]] += of_tokens[version]
-    return found
+                sampled_by[allowed[version]] += of_tokens[version]
+    return sampled_by

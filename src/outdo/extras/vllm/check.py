@@ -63,11 +63,11 @@ CANNOT_GET = (
 
 def options_mistakes(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the options, without looking at any environment."""
-    given = [name for name in ("python", "url") if name in options]
-    if len(given) != 1:
+    written = [name for name in ("python", "url") if name in options]
+    if len(written) != 1:
         yield (
             'engine: vllm needs either python = "path/to/its/python" or url = "http://host:8000"'
-            + ("; set only one of them" if given else "; `make vllm` creates .venv-vllm/bin/python")
+            + ("; set only one of them" if written else "; `make vllm` creates .venv-vllm/bin/python")
         )
     takes = Signature(spec=NAME, accepts_any="url" not in options)  # `machine_mistakes` reads what vLLM takes
     yield from option_mistakes("engine", NAME, options, takes, checks=OWN_OPTIONS, given=SET_BY_OUTDO)
@@ -153,14 +153,14 @@ def _package(python: str) -> Path:
         similar = did_you_mean(python, neighbours)
         raise UserError([f"{python}: no such file{similar}; `make vllm` creates an environment that has vLLM"])
     try:
-        found = subprocess.run(
+        done = subprocess.run(
             [python, "-I", "-c", LOCATION], capture_output=True, text=True, timeout=ANSWER, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError([f"{python}: cannot be run as Python: {error}"]) from None
-    origin = found.stdout.strip()
-    if found.returncode != 0:
-        raise UserError([f"{python}: cannot be run as Python: {json.dumps(found.stderr.strip()[-200:])}"])
+    origin = done.stdout.strip()
+    if done.returncode != 0:
+        raise UserError([f"{python}: cannot be run as Python: {json.dumps(done.stderr.strip()[-200:])}"])
     if not origin:
         raise UserError([f"{python}: this Python has no vllm; `make vllm` creates an environment that has"])
     return Path(origin).parent

@@ -121,7 +121,7 @@ class VllmEngine(Engine):
         """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
         response = self.server.score([list(sequence) for sequence in sequences])
         with _reading("scores"):
-            return [[float(each) for each in scores] for scores in response["scores"]]
+            return [[float(score) for score in scores] for scores in response["scores"]]
 
     def sleep(self) -> bool:
         return self.server.sleep()

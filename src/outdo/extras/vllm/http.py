@@ -111,7 +111,7 @@ class HttpServer(Server):
             params |= {"include_stop_str_in_output": True, **sampling}
             response = self._generate(request["token_ids"], params)
             choice = response["choices"][0]
-            logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+            logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
             return {
                 "token_ids": choice["token_ids"],
                 "logprobs": logprobs,
@@ -126,7 +126,7 @@ class HttpServer(Server):
         def score(sequence: Sequence[int]) -> list[float]:
             params = {"prompt_logprobs": 0, "max_tokens": 1, "temperature": 0}
             of_tokens = self._generate(sequence, params)["prompt_logprobs"][1:]
-            return [each[str(token)]["logprob"] for token, each in zip(sequence[1:], of_tokens, strict=True)]
+            return [of_token[str(token)]["logprob"] for token, of_token in zip(sequence[1:], of_tokens, strict=True)]
 
         return {"version": self.version, "scores": self._together(score, sequences)}
 
@@ -160,7 +160,7 @@ class HttpServer(Server):
     def _base(self) -> str:
         """Return the name of the model that is served."""
         if self.base is None:
-            served = [str(each["id"]) for each in self._send("GET", "/v1/models")["data"] if not each.get("parent")]
+            served = [str(model["id"]) for model in self._send("GET", "/v1/models")["data"] if not model.get("parent")]
             if len(served) != 1:
                 raise EngineError(f"{self.url}: serves {', '.join(served)}; name one of them in engine.served_model")
             self.base = served[0]

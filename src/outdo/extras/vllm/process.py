@@ -121,7 +121,7 @@ class ProcessServer(Server):
             "disable_log_stats": True,
         }
         if as_adapter:
-            rank = next(each for each in RANKS if each >= rank_of(policy.model))
+            rank = next(rank_allowed for rank_allowed in RANKS if rank_allowed >= rank_of(policy.model))
             options |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
             options["lora_target_modules"] = targets_of(policy.model)  # with the head too, prompts cannot be scored
         if policy.context is not None:

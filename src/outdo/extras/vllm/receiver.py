@@ -57,9 +57,9 @@ class Receiver:
 
     def _append(self, path: str, piece: bytes) -> Path:
         """Append a piece to its file; return the folder. Raises ValueError if the piece before it is missing."""
-        if (found := PIECE.fullmatch(path)) is None:
+        if (match := PIECE.fullmatch(path)) is None:
             raise ValueError(f"{path}: expected {ENDPOINT}/NAME/FILE/OFFSET")
-        delivery, name, offset = found.groups()
+        delivery, name, offset = match.groups()
         folder = self.folder / delivery
         folder.mkdir(exist_ok=True)
         with (folder / name).open("ab") as file:

@@ -187,8 +187,8 @@ class LLMServer:
         if self.asleep:
             raise FailureError("the engine sleeps, and has no weights until the next update")
         engine = self.llm.llm_engine
-        for index, (token_ids, each) in enumerate(zip(prompts, params, strict=True)):
-            engine.add_request(str(index), {"prompt_token_ids": token_ids}, each, lora_request=self.adapter)
+        for index, (token_ids, of_prompt) in enumerate(zip(prompts, params, strict=True)):
+            engine.add_request(str(index), {"prompt_token_ids": token_ids}, of_prompt, lora_request=self.adapter)
         finished = {}
         while engine.has_unfinished_requests():
             finished.update({int(output.request_id): output for output in engine.step() if output.finished})

@@ -53,7 +53,7 @@ def why_merged(model: PreTrainedModel) -> str:
     if str(config.init_lora_weights).startswith(CHANGING_BASE):
         return f'init_lora_weights = "{config.init_lora_weights}" has changed the base'
     targets = [str(target) for target in config.target_modules or ()]
-    if outside := [each for each in targets if each.rpartition(".")[2] in ("lm_head", "embed_tokens")]:
+    if outside := [name for name in targets if name.rpartition(".")[2] in ("lm_head", "embed_tokens")]:
         return f"the adapter changes {outside[0]}"
     return ""
 
@@ -120,16 +120,16 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
         if name.startswith(tuple(inside)):  # a part of a layer that is merged already
             continue
         if isinstance(module, TrainableTokensWrapper):
-            own = _merged(module.token_adapter)
+            merged = _merged(module.token_adapter)
         elif isinstance(module, BaseTunerLayer):
-            own = _merged(module)
+            merged = _merged(module)
         elif isinstance(module, AuxiliaryTrainingWrapper):
             copies: Any = module.modules_to_save
-            own = dict(copies[NAME].named_parameters())
+            merged = dict(copies[NAME].named_parameters())
         else:
             continue
         inside.append(f"{name}.")
-        weights |= {f"{name}.{part}": weight.detach() for part, weight in own.items()}
+        weights |= {f"{name}.{part}": weight.detach() for part, weight in merged.items()}
     outside = {
         name: weight.detach()
         for name, weight in model.named_parameters()  # a tied weight has one name
