@@ -32,6 +32,7 @@ PLACES: dict[str, list[str]] = {
     "docs/adapters.md": [HERE],
     "docs/agents.md": [HERE, HERE, "not run: needs verifiers, in an environment of its own"],
     "docs/checkpoints.md": ["cli/test_own_loop.py"],
+    "docs/data.md": [HERE],
     "docs/environments.md": [HERE, HERE],
     "docs/explain.md": ["extras/explain/test_explain.py"],
     "docs/methods/target.md": [HERE],
@@ -114,6 +115,10 @@ def test_a_reward_of_a_page_scores(page: str, name: str, values: dict[str, float
     found = reward([RewardInput(prompt="6*7=", completion=completion, answer="42") for completion in values])
     assert [each.value for each in found] == pytest.approx([*values.values()])
     reward.close()
+
+
+def test_the_function_of_a_page_makes_inputs_of_a_row():
+    assert run("docs/data.md", 1)["mood"]({"mood": 3})["mood"].tolist() == [3]
 
 
 def test_the_adapters_page_trains_a_new_adapter_and_an_adapter_further():

@@ -1,10 +1,16 @@
-"""A model that reads a mood beside the tokens: it adds its embedding to the states of a row, at every token."""
+"""Models that read something beside the tokens.
 
+One is of these tests: it reads a mood, whose embedding it adds to the states of a row at every token. The other is one
+of transformers, which a recipe can name.
+"""
+
+from pathlib import Path
 from typing import Any
 
 import torch
+from run_cases import write_home, write_rows
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from outdo.types import Prompt
 from outdo.types.inputs import Inputs
@@ -56,3 +62,38 @@ def mood(number: int) -> Inputs:
 
 def prompt(number: int, *, inputs: Inputs | None = None) -> Prompt:
     return Prompt(id=str(number), text="?", token_ids=(3, 4, 5), inputs=mood(number) if inputs is None else inputs)
+
+
+STATES = """
+import torch
+
+def states(row, *, scale=1.0):
+    numbers = torch.Generator().manual_seed(row["mood"])
+    return {"encoder_hidden_states": scale * torch.randn(1, 3, 32, generator=numbers)}
+"""
+"""A function for `data.inputs`: the states of an encoder, another for each mood, which the model attends to."""
+
+
+def write_reading_home(folder: Path) -> Path:
+    """What a run needs whose model, a GPT-2, attends to states that its prompts bring."""
+    write_home(folder)
+    config = AutoConfig.for_model(
+        "gpt2",
+        vocab_size=264,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+        add_cross_attention=True,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    for name, count in (("train", 12), ("held_out", 4)):
+        rows = [{"prompt": "which?", "answer": "a", "id": f"{name}{mood}", "mood": mood} for mood in range(count)]
+        write_rows(folder / f"{name}.jsonl", rows)
+    (folder / "states.py").write_text(STATES)
+    return folder

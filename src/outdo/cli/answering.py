@@ -18,6 +18,7 @@ from outdo.models.policy import Policy
 from outdo.models.prompt_encoding import with_system
 from outdo.models.template_header import DATE, now
 from outdo.rollouts.engines.sampling import SamplingParams
+from outdo.run.assemble.data import inputs_of
 from outdo.run.assemble.environment import tools_of
 from outdo.run.check.prompt_warnings import template_does
 from outdo.types import Prompt
@@ -38,6 +39,7 @@ class Answering:
     chat_options: Mapping[str, Any]  # of the chat template; empty: as the model has them
     date: str  # that a chat template writes which keeps none
     environment: Piece | None = None
+    inputs: Piece | None = None  # what makes of a row what the model reads beside its tokens
 
     @property
     def dated(self) -> bool:
@@ -65,6 +67,7 @@ class Answering:
             **self.in_prompts,
             overlong="refuse",
             tools=tools_of(self.environment),
+            inputs=inputs_of(self.inputs),
         )
         if self.template is None and policy.tokenizer.chat_template:
             self._say_notes(questions, policy)
@@ -116,6 +119,7 @@ def answering(
         chat_options=recipe.data.chat_options if template is None else options,
         date=recipe.data.chat_options.get(DATE) or now(),
         environment=recipe.environment,
+        inputs=recipe.data.inputs,
     )
 
 

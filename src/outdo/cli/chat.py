@@ -10,6 +10,7 @@ from rich.console import Console
 from outdo.cli.answering import answering
 from outdo.cli.arguments import Device, Engine, MaxTokens, RunOrModel
 from outdo.cli.output import print_line
+from outdo.config.recipe import Recipe
 from outdo.models.completion_text import completion_text, rendered_text
 from outdo.models.device import make_deterministic
 from outdo.models.policy import Policy
@@ -18,6 +19,7 @@ from outdo.run.assemble.engines import named_engine, open_engine
 from outdo.run.export.find_model import find_model
 from outdo.run.progress_bar import progress
 from outdo.types import Request
+from outdo.utils.errors import UserError
 from outdo.utils.rng import Stream
 from outdo.utils.text import escape_control
 from outdo.utils.thinking import prefill_of
@@ -39,6 +41,7 @@ def command(
     piece = named_engine(engine, source.recipe)
     if temperature is None:
         temperature = source.recipe.sampling.temperature if source.recipe else 1.0
+    _check_inputs(source.recipe)
     how = answering("chat", source.recipe, k=1, temperature=temperature, max_tokens=max_tokens, template=None)
     with progress(f"loading {source.name}"):
         policy = Policy.load(source.model, device=device, stop_token_ids=how.sampling.stop_token_ids)
@@ -69,6 +72,13 @@ def command(
         messages.append({"role": "assistant", "content": prefill + completion})
         for text in completion.splitlines() or [""]:
             print_line(console, escape_control(text))
+
+
+def _check_inputs(recipe: Recipe | None) -> None:
+    """Raise `UserError` if the model reads of a row what no line has."""
+    if recipe is not None and recipe.data.inputs is not None:
+        made_by = f"what data.inputs makes of a row ({recipe.data.inputs.name})"
+        raise UserError([f"chat: this model was trained with {made_by}, and a line that is typed has no row"])
 
 
 def _lines(console: Console) -> Iterator[str]:

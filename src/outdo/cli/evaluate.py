@@ -240,8 +240,8 @@ def _announce_code(recipe: Recipe | None, arguments: EvalArguments) -> None:
     """Name the user's code that will run because the recipe of a run, possibly a stranger's, names it."""
     if recipe is None:
         return
-    pieces = [*([] if arguments.rewards else recipe.rewards), *([recipe.environment] if recipe.environment else [])]
-    if code := named_code(pieces):
+    pieces = [*([] if arguments.rewards else recipe.rewards), recipe.environment, recipe.data.inputs]
+    if code := named_code([piece for piece in pieces if piece is not None]):
         print_line(Console(stderr=True), f"runs code that the recipe names: {', '.join(code)}")
 
 

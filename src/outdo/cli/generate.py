@@ -72,6 +72,7 @@ def command(
     sampler = open_engine(piece, policy, seed=seed)
     with progress("tokenising"):
         prompts = how.prompts(questions, policy)
+    sampler.check_inputs(prompts)
     asked = list(product(prompts, range(k)))  # the answers to a prompt are neighbours
     requests = [
         Request(

@@ -21,7 +21,7 @@ from outdo.utils.thinking import prefill_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from outdo.data.prompts import ToolsOf
+    from outdo.data.prompts import InputsOf, ToolsOf
     from outdo.run.check.fallbacks import Prediction
 
 
@@ -105,18 +105,19 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
     @cache
     def tokenizer() -> "PreTrainedTokenizerBase":
-        from outdo.models.chat_options import set_chat_options
-        from outdo.models.loading import load_tokenizer
-
-        loaded = load_tokenizer(recipe.model, stop_token_ids=recipe.sampling.stop_token_ids)
-        set_chat_options(loaded, recipe.data.chat_options)
-        return loaded
+        return _tokenizer_of(recipe)
 
     @cache
     def environment_tools() -> "ToolsOf":
         from outdo.run.assemble.environment import tools_of
 
         return tools_of(recipe.environment)
+
+    @cache
+    def inputs() -> "InputsOf":
+        from outdo.run.assemble.data import inputs_of
+
+        return inputs_of(recipe.data.inputs)
 
     @cache
     def lost() -> list[str]:
@@ -142,7 +143,7 @@ def prompt_renderer(recipe: Recipe) -> Render:
 
         data, asked, tools = recipe.data, question.text, environment_tools()
         how = {"template": data.prompt_template, **data.model_dump(include={"system", "special_tokens"})}
-        ids = list(prompt_of(question, tokenizer=tokenizer(), tools=tools, **how).token_ids)
+        ids = list(prompt_of(question, tokenizer=tokenizer(), tools=tools, inputs=inputs(), **how).token_ids)
         unknown: Any = tokenizer().unk_token_id
         text = rendered_text(tokenizer(), ids)
         return Rendered(
@@ -156,6 +157,16 @@ def prompt_renderer(recipe: Recipe) -> Render:
         )
 
     return render
+
+
+def _tokenizer_of(recipe: Recipe) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of the recipe's model, with the options of its chat template."""
+    from outdo.models.chat_options import set_chat_options
+    from outdo.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(recipe.model, stop_token_ids=recipe.sampling.stop_token_ids)
+    set_chat_options(tokenizer, recipe.data.chat_options)
+    return tokenizer
 
 
 def without_overlong(recipe: Recipe, questions: Sequence[Question]) -> list[Question]:

@@ -86,7 +86,7 @@ def objective_mistakes(piece: Piece, *, key: str = "train.objective") -> Iterato
     replaced = {name: value for name, value in piece.options.items() if name in replaceable}
     is_composed = facts_of_objective(piece.name).is_composed
     offered = replaceable if is_composed else replaced
-    yield from _check_piece(key, piece, OBJECTIVES, replaceable=offered)
+    yield from check_piece(key, piece, OBJECTIVES, replaceable=offered)
     yield from _batch_transform_mistakes(key, piece.name, replaced)
     if replaced and not is_composed:
         yield f"{key}.{next(iter(replaced))}: {piece.name} is not made of pieces that could be replaced"
@@ -119,7 +119,7 @@ def _check_replacement(key: str, name: str, value: Any) -> Iterator[str]:
         except ValueError:
             yield f"{key}: expected a name, or a table with a name and options, found {item!r}"
             continue
-        yield from _check_piece(key, piece, COMPOSED_PIECES[name], called_with=CALL_SIGNATURES[name])
+        yield from check_piece(key, piece, COMPOSED_PIECES[name], called_with=CALL_SIGNATURES[name])
 
 
 def _check_other_pieces(recipe: Recipe) -> Iterator[str]:
@@ -130,16 +130,16 @@ def _check_other_pieces(recipe: Recipe) -> Iterator[str]:
         ("train.stop", train.stop, STOPS),
     ):
         if piece is not None:
-            yield from _check_piece(key, piece, known)
+            yield from check_piece(key, piece, known)
     if train.critic is not None and train.critic.name in CRITICS and "weight" in train.critic.options:
         yield from _check_replacement("train.critic.weight", "weight", train.critic.options["weight"])
 
 
 def _check_optimiser(recipe: Recipe) -> Iterator[str]:
     called_with = CALL_SIGNATURES["algorithm"]
-    yield from _check_piece("optim.algorithm", recipe.optim.algorithm, ALGORITHMS, called_with=called_with)
+    yield from check_piece("optim.algorithm", recipe.optim.algorithm, ALGORITHMS, called_with=called_with)
     called_with = CALL_SIGNATURES["schedule"]
-    yield from _check_piece("optim.schedule", recipe.optim.schedule, SCHEDULES, called_with=called_with)
+    yield from check_piece("optim.schedule", recipe.optim.schedule, SCHEDULES, called_with=called_with)
     objective = recipe.train.objective.name
     fitting = sorted(name for name, facts in methods.OBJECTIVES.items() if facts.lowest_loss_0)
     if recipe.optim.algorithm.name == "polyak" and objective in OBJECTIVES and objective not in fitting:
@@ -186,7 +186,7 @@ def _check_place(reward: WeightedReward, *, is_known: bool) -> Iterator[str]:
         yield f"{key}: Ray places the rewards that have worker processes: file.py:name, {in_workers}"
 
 
-def _check_piece(
+def check_piece(
     key: str, piece: Piece, known: Mapping[str, str], *, called_with: str = "", replaceable: Collection[str] = ()
 ) -> Iterator[str]:
     """Check a piece's name and options, and the numbers among the parts of it that are `replaceable`.

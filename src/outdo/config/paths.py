@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outdo.config.recipe import Piece, Recipe
+from outdo.config.recipe import Data, Piece, Recipe
 from outdo.utils.secrets import SecretPlace
 
 _CODE = re.compile(r"\S+\.py:\w+|[\w.]+:\w+")
@@ -69,7 +69,8 @@ def code_of(recipe: Recipe) -> list[str]:
     optimiser = (recipe.optim.algorithm, recipe.optim.schedule)
     environment = [] if recipe.environment is None else [recipe.environment]
     commands = [str(tracker.options.get("command")) for tracker in recipe.track if tracker.name == "on_end"]
-    pieces = [*recipe.rewards, *environment, *_pieces(recipe).values(), *optimiser, *recipe.track]
+    inputs = [] if recipe.data.inputs is None else [recipe.data.inputs]
+    pieces = [*recipe.rewards, *environment, *_pieces(recipe).values(), *optimiser, *recipe.track, *inputs]
     return [*named_code(pieces), *commands]
 
 
@@ -98,12 +99,7 @@ def _pieces(recipe: Recipe) -> dict[str, Piece]:
 
 def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Callable[[str], str]) -> Recipe:
     """Return the recipe with every path changed; `change_data` changes those of data sets."""
-    data, reference = recipe.data, recipe.reference
-    sources = tuple(source.model_copy(update={"path": change_data(source.path)}) for source in data.path)
-    held_out = [file.model_copy(update={"path": change_data(file.path)}) for file in data.eval_path or ()]
-    files: dict[str, Any] = {"path": sources, "eval_path": tuple(held_out) or None}
-    if data.select is not None:
-        files["select"] = data.select.model_copy(update={"file": change(data.select.file)})
+    reference = recipe.reference
     pieces = {name: _change_piece(piece, change) for name, piece in _pieces(recipe).items()}
     return recipe.model_copy(
         update={
@@ -111,7 +107,7 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
             "rewards": tuple(_change_piece(reward, change) for reward in recipe.rewards),
             "track": tuple(_change_piece(tracker, change) for tracker in recipe.track),
             "environment": recipe.environment and _change_piece(recipe.environment, change),
-            "data": data.model_copy(update=files),
+            "data": _with_data_paths(recipe.data, change, change_data),
             "train": recipe.train.model_copy(update=pieces),
             "reference": reference.model_copy(update={"model": reference.model and change(reference.model)}),
             "optim": recipe.optim.model_copy(
@@ -119,6 +115,18 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
             ),
         }
     )
+
+
+def _with_data_paths(data: Data, change: Callable[[str], str], change_data: Callable[[str], str]) -> Data:
+    """Return the data of a recipe with every path changed; `change_data` changes those of data sets."""
+    sources = tuple(source.model_copy(update={"path": change_data(source.path)}) for source in data.path)
+    held_out = [file.model_copy(update={"path": change_data(file.path)}) for file in data.eval_path or ()]
+    files: dict[str, Any] = {"path": sources, "eval_path": tuple(held_out) or None}
+    if data.inputs is not None:
+        files["inputs"] = _change_piece(data.inputs, change)
+    if data.select is not None:
+        files["select"] = data.select.model_copy(update={"file": change(data.select.file)})
+    return data.model_copy(update=files)
 
 
 def _with_engine_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:

@@ -73,6 +73,10 @@ class Data(Section):
         "options of the model's chat template: {enable_thinking = false}",
     )
     system: str | None = Field(default=None, description="system message before every question")
+    inputs: NamedPiece | None = Field(
+        default=None,
+        description="file.py:name: makes of a row what the model reads beside tokens; unset: nothing",
+    )
     special_tokens: bool = Field(default=False, description="read <|im_end|> and the like in texts as special tokens")
     shuffle: bool = Field(default=True, description="use a new order of the questions in every epoch, set by the seed")
     limit: Count | None = Field(default=None, description="use only this many rows of each path, from the first")

@@ -193,10 +193,11 @@ def _changed_variables(saved: Mapping[str, str], now: Mapping[str, str]) -> list
 def source_files(recipe: Recipe) -> list[Path]:
     """Return the source files that a recipe names as `file.py:name` or `package.module:name`.
 
-    They are those of its rewards, its environment and the pieces of its method, each with the modules of its folder
-    that it imports, and the files that these and its environment read.
+    They are those of its rewards, its environment, `data.inputs` and the pieces of its method, each with the modules of
+    its folder that it imports, and the files that these and its environment read.
     """
-    named = recipe.model_dump(mode="json", include={"rewards", "train", "optim", "environment"})
+    included = {"rewards": True, "train": True, "optim": True, "environment": True, "data": {"inputs"}}
+    named = recipe.model_dump(mode="json", include=included)
     specs = {text for text in _texts(named) if _SPEC.fullmatch(text)}
     read = {path.resolve() for path in environment_files(recipe.environment)}
     sources = {path for spec in specs for path in _sources(spec)}

@@ -20,6 +20,7 @@ from outdo.config.attention import check_attention
 from outdo.config.engines import check_engine, has_partial_rollouts, is_remote
 from outdo.config.environments import check_environment, kind_of
 from outdo.config.extras import check_extras
+from outdo.config.inputs import check_inputs
 from outdo.config.method_rules import Rule
 from outdo.config.names import (
     AGENT,
@@ -261,6 +262,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
     check_attention: ("attention", "cluster.replicas"),
     check_extras: ("train.max_staleness", "cluster.replicas"),
     check_environment: ("environment", "rewards", "data.template"),
+    check_inputs: ("data.inputs", "engine", "attention", "environment"),
     _greedy_sampling: ("sampling.temperature",),
     _more_minibatches_than_questions: ("train.minibatches", "train.prompts"),
     _more_answers_than_memory: ("train.prompts", "train.group_size", "sampling.max_tokens"),

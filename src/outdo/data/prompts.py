@@ -16,7 +16,7 @@ from outdo.data.sequences import Joined, Lazy
 from outdo.models.prompt_encoding import WITHOUT_ENVIRONMENT_TOOLS, WITHOUT_TOOL_COLUMN, encode_prompt
 from outdo.types import Group, Prompt
 from outdo.types.inputs import Inputs, check_inputs
-from outdo.utils.errors import ModelError, UserError
+from outdo.utils.errors import ModelError, QuestionError, UserError
 from outdo.utils.rng import Stream, stream_key, uniforms
 from outdo.utils.text import counted
 
@@ -56,15 +56,15 @@ def tokenise(
 
 
 def _inputs_of(question: Question, inputs: InputsOf) -> Inputs:
-    """Return what `inputs` makes of a question's row; `ModelError`, with the question, for what it cannot make."""
+    """Return what `inputs` makes of a question's row; `QuestionError` for what it cannot make."""
     try:
         made = inputs(question.columns)
     except Exception as error:  # the function is a user's
-        raise ModelError(f"question {question.id}: inputs: {type(error).__name__}: {error}") from error
+        raise QuestionError(f"question {question.id}: inputs: {type(error).__name__}: {error}") from error
     try:
         check_inputs(made, f"question {question.id}")
     except ValueError as error:
-        raise ModelError(str(error)) from error
+        raise QuestionError(str(error)) from error
     return made
 
 

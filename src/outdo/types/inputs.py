@@ -18,6 +18,8 @@ MADE_BY_OUTDO = frozenset({"input_ids", "attention_mask", "position_ids", "input
 
 def check_inputs(inputs: Inputs, where: str) -> None:
     """Raise `ValueError`, which begins with `where`, unless each input is a tensor that rows can be joined along."""
+    if not isinstance(inputs, Mapping):
+        raise ValueError(f"{where}: expected its inputs as a table of tensors, found {type(inputs).__name__}")
     for name, value in inputs.items():
         if name in MADE_BY_OUTDO:
             raise ValueError(f"{where}: outdo makes {name} of the tokens; leave it out of the inputs")

@@ -85,6 +85,10 @@ class ModelError(OutdoError, ValueError):
     exit_status = 2
 
 
+class QuestionError(ModelError):
+    """One question cannot become a prompt, whatever is true of the others."""
+
+
 def did_you_mean(wrong: str, known: Sequence[str]) -> str:
     """Return `"; did you mean X?"` for the name in `known` that is most similar to `wrong`, or an empty string."""
     name = nearest(wrong, known)

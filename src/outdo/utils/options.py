@@ -55,7 +55,7 @@ MIB: Check = (lambda value: is_natural(value, least=64), "a whole number of MiB,
 
 def no_such_name(key: str, name: str, known: Sequence[str], *, own: str = "") -> str:
     """Return the sentence for a name that no piece has; `own` is how a piece of the user is named, if it may be."""
-    expected = f"; expected {', '.join(known)}{f' or {own}' if own else ''}"
+    expected = f"; expected {' or '.join(filter(None, [', '.join(known), own]))}"
     return f'{key}: nothing is called "{name}"{did_you_mean(name, known) or expected}'
 
 

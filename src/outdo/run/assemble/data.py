@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from outdo.config.recipe import Recipe
+from outdo.config.recipe import Piece, Recipe
 from outdo.data.batches import in_batches
-from outdo.data.prompts import Prompts, tokenise
+from outdo.data.prompts import InputsOf, Prompts, tokenise
 from outdo.data.questions import Question
 from outdo.data.sequences import Joined
 from outdo.data.splits import Questions, load_questions
@@ -18,6 +18,7 @@ from outdo.models.chat_options import keep_date
 from outdo.models.policy import Policy
 from outdo.models.template_header import DATE, now
 from outdo.run.assemble.environment import tools_of
+from outdo.run.assemble.method import instantiate, within_range
 from outdo.run.display import Display
 from outdo.run.folder.provenance import saved_revisions
 from outdo.types import Prompt
@@ -37,6 +38,14 @@ def with_date_of_template(recipe: Recipe, policy: Policy, world: World) -> Recip
     return recipe.model_copy(update={"data": dated})
 
 
+def inputs_of(piece: Piece | None) -> InputsOf:
+    """Return what makes of a row what the model reads beside the tokens of its prompt.
+
+    Raises `UserError` if its code cannot be imported, or refuses its options.
+    """
+    return (lambda row: {}) if piece is None else within_range("data.inputs", instantiate, piece, {})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPrompts:
     """The prompts of a run."""
@@ -50,7 +59,8 @@ class RunPrompts:
 
 def tokenise_questions(recipe: Recipe, questions: Questions, policy: Policy, display: Display) -> RunPrompts:
     """Tokenise the questions of a run."""
-    data, warnings, tools = recipe.data, [], tools_of(recipe.environment)
+    data, warnings = recipe.data, list[str]()
+    tools, inputs = tools_of(recipe.environment), inputs_of(data.inputs)
     longest = data.max_prompt_tokens if policy.context is None else min(data.max_prompt_tokens, policy.context - 1)
 
     def tokenised(kind: str, rows: Sequence[Question]) -> Sequence[Prompt]:
@@ -64,6 +74,7 @@ def tokenise_questions(recipe: Recipe, questions: Questions, policy: Policy, dis
             "special_tokens": data.special_tokens,
             "overlong": data.overlong,
             "tools": tools,
+            "inputs": inputs,
         }
         if isinstance(rows, StreamedQuestions):
             prompts = stream_prompts(rows, policy.tokenizer, **how)

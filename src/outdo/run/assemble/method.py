@@ -145,7 +145,7 @@ def advantage_of(
     takes_batch = signature_of(ADVANTAGES.get(piece.name, piece.name)).parameters[:1] == ("batch",)
     if piece.name in ADVANTAGES:  # a wrong option is an error now, not after a rollout
         two_answers = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
-        _within_range("train.advantage", estimator, *([Batch.from_groups([])] if takes_batch else two_answers))
+        within_range("train.advantage", estimator, *([Batch.from_groups([])] if takes_batch else two_answers))
     steps: list[Advantage] = [estimator if takes_batch else per_token(estimator)]
     if train.kl_in_reward is not None and penalty is not None:
         divergence = resolve(DIVERGENCES.get(train.kl_in_reward.name, train.kl_in_reward.name))
@@ -185,7 +185,7 @@ def penalty_of(recipe: Recipe) -> SupportsFloat | None:
     penalty = recipe.train.kl_in_reward
     if penalty is None:
         return None
-    return _within_range("train.kl_in_reward.beta", _number, "beta", penalty.options["beta"])
+    return within_range("train.kl_in_reward.beta", _number, "beta", penalty.options["beta"])
 
 
 def instantiate(piece: Piece, known: Mapping[str, str], filled: Mapping[str, Any] | None = None) -> Any:
@@ -207,7 +207,7 @@ def known_values(recipe: Recipe) -> dict[str, Any]:
 
 def stop_of(recipe: Recipe) -> Stop | None:
     """Build the rule that ends the passes over a batch. Raises `UserError` for an option out of its range."""
-    return None if recipe.train.stop is None else _within_range("train.stop", instantiate, recipe.train.stop, STOPS)
+    return None if recipe.train.stop is None else within_range("train.stop", instantiate, recipe.train.stop, STOPS)
 
 
 def optimiser_of(recipe: Recipe) -> OptimiserSettings:
@@ -218,8 +218,8 @@ def optimiser_of(recipe: Recipe) -> OptimiserSettings:
     optim = recipe.optim
     algorithm = instantiate(optim.algorithm, ALGORITHMS)
     schedule, total = instantiate(optim.schedule, SCHEDULES), optimiser_steps(recipe)
-    _within_range("optim.algorithm", algorithm, [nn.Parameter(torch.zeros(2, 2))])  # before any model is loaded
-    _within_range("optim.schedule", schedule, 0, total)
+    within_range("optim.algorithm", algorithm, [nn.Parameter(torch.zeros(2, 2))])  # before any model is loaded
+    within_range("optim.schedule", schedule, 0, total)
     return OptimiserSettings(
         lr=optim.lr,
         schedule=schedule,
@@ -261,7 +261,7 @@ def adapter_of(recipe: Recipe) -> "PeftConfig | None":
 def peft_config(key: str, adapter: Piece) -> "PeftConfig":
     """Build the configuration of an adapter. Raises `UserError`, beginning with `key`, for an option out of range."""
     piece = with_names_of_peft(adapter)
-    return _within_range(key, functools.partial(adapter_config, piece.name, **piece.options))
+    return within_range(key, functools.partial(adapter_config, piece.name, **piece.options))
 
 
 def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
@@ -272,7 +272,7 @@ def critic_of(recipe: Recipe, policy: Policy) -> Critic | None:
     weight = critic.options.get("weight")
     options = {} if weight is None else {"weight": _override("weight", weight, known_values(recipe))}
     critic = Piece(name=critic.name, options={**critic.options, **options})
-    return _within_range("train.critic", instantiate(critic, CRITICS), policy)
+    return within_range("train.critic", instantiate(critic, CRITICS), policy)
 
 
 def _check_critic(recipe: Recipe) -> None:
@@ -282,9 +282,9 @@ def _check_critic(recipe: Recipe) -> None:
         return
     options = dict(critic.options)
     if (weight := options.pop("weight", None)) is not None:
-        _within_range("train.critic.weight", _override, "weight", weight, known_values(recipe))
+        within_range("train.critic.weight", _override, "weight", weight, known_values(recipe))
     options.pop("path", None)
-    _within_range("train.critic", functools.partial(check_critic, **options))
+    within_range("train.critic", functools.partial(check_critic, **options))
 
 
 def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str, Adaptive]:
@@ -297,7 +297,7 @@ def adaptive_of(objective: Objective, penalty: SupportsFloat | None) -> dict[str
     return {name: value for name, value in coefficients.items() if hasattr(value, "observe")}
 
 
-def _within_range(key: str, make: Callable[..., Any], *arguments: Any) -> Any:
+def within_range(key: str, make: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of `make`; its ValueError is a mistake in the recipe."""
     try:
         return make(*arguments)

@@ -22,6 +22,7 @@ from outdo.config.options import describe_method
 from outdo.config.packages import missing_clients, package_faults
 from outdo.config.recipe import Recipe
 from outdo.config.rules import conflicts
+from outdo.data.files import shorten
 from outdo.data.questions import Question
 from outdo.data.splits import Questions, load_questions
 from outdo.models.inspect_folder import LANGUAGE_MODEL, ModelFacts, conversion_notes, inspect_folder
@@ -44,7 +45,7 @@ from outdo.run.check.prompt_warnings import (
 from outdo.run.check.reward_inputs import dated_reward_models, missing_variables
 from outdo.run.check.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.run.check.sequence_lengths import longest_places, sampled_places
-from outdo.utils.errors import ModelError, UserError
+from outdo.utils.errors import ModelError, QuestionError, UserError
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.text import counted
 
@@ -219,6 +220,8 @@ def sample_of(
     for question in (questions[index] for index in (*places, *beside)):
         try:
             rendered[question.id] = render(question) if render else Rendered(_plain_prompt(question))
+        except QuestionError as error:
+            refused.append(str(error))
         except (UserError, ModelError) as error:
             refused += str(error).splitlines()
             break  # the next question has the same fault
@@ -229,7 +232,7 @@ def sample_of(
         longest=longest_prompt(recipe, facts),
         beside=dict(tokens[len(places) :]),
     )
-    return sample, rendered, refused
+    return sample, rendered, shorten(refused, "questions")
 
 
 def _overlong(
