@@ -88,6 +88,12 @@ def test_generate_answers_with_them(run: Path) -> None:
     assert len({json.loads(line)["completion"] for line in lines}) > 1
 
 
+def test_a_record_names_them_and_its_answers_are_not_scored_again_without_them(run: Path) -> None:
+    assert {tuple(row["inputs"]) for row in read(run / "run", 1).to_pylist()} == {("encoder_hidden_states",)}
+    refused = said(run, "inspect", "run", "--compare", "1", "2", status=1)
+    assert "the model has read encoder_hidden_states beside the tokens of these answers" in refused
+
+
 def test_a_chat_is_refused(run: Path) -> None:
     assert "(states.py:states), and a line that is typed has no row" in said(run, "chat", "run", status=2).replace(
         f"{run}/", ""

@@ -4,6 +4,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from outdo.extras.record import parquet
 from outdo.extras.record.trl import TrlRecord
 from outdo.run.folder.run_folder import read_metrics
 from outdo.testing import tiny_model
+from outdo.utils.errors import UserError
 
 # TRL says "gradient checkpointing" where transformers has come to say "activation checkpointing".
 pytestmark = pytest.mark.filterwarnings(
@@ -24,6 +26,11 @@ pytestmark = pytest.mark.filterwarnings(
 )
 STEPS, SIZE = 3, 4
 QUESTIONS = {"1+1=": "2", "2+2=": "4", "3+4=": "7", "5+4=": "9"}
+
+
+def test_the_most_probable_tokens_after_pictures_are_refused() -> None:
+    with pytest.raises(UserError, match="those after text alone; leave `top` out"):
+        TrlRecord._top_tokens(SimpleNamespace(top=3), {"pixel_values": torch.zeros(1)})  # type: ignore[arg-type]
 
 
 def shares(completions: list[str], answer: list[str], **_: object) -> list[float]:

@@ -67,6 +67,7 @@ def logprobs(table: Table, model: Path, *, device: str = "auto") -> list[Any]:
 def _batch(table: Table) -> tuple[Batch, Sequence[int]]:
     """Return the completions as a batch that scores all of their tokens, and the table row of each batch row."""
     rows = table.select([name for name in SCORED_COLUMNS if name in table.column_names]).to_pylist()
+    _check_inputs(rows)
     members: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
         members.setdefault(row["group"], []).append(index)
@@ -79,6 +80,15 @@ def _batch(table: Table) -> tuple[Batch, Sequence[int]]:
     )
     forks = [_forks(rows[index]) for index in places]
     return batch.with_(previous=previous_columns(forks, batch.token_ids.shape[1])), places
+
+
+def _check_inputs(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `CheckpointError` if the model has read more than tokens: a record has the names of inputs alone."""
+    if names := [name for row in rows for name in row.get("inputs") or ()]:
+        raise CheckpointError(
+            f"the model has read {names[0]} beside the tokens of these answers, and a record has tokens alone: they "
+            "cannot be scored again"
+        )
 
 
 def _forks(row: Mapping[str, Any]) -> list[tuple[int, int]]:

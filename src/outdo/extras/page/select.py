@@ -40,7 +40,7 @@ SHOWN_COLUMNS = (
 )
 """Columns of the record that the page shows, and those of them with one entry per completion token."""
 
-SCORED_COLUMNS = ("group", "prompt_token_ids", "token_ids", "forks", "temperature")
+SCORED_COLUMNS = ("group", "prompt_token_ids", "inputs", "token_ids", "forks", "temperature")
 """Columns of the record that say what a model has to score."""
 
 MOST_ENTRIES, LARGEST_COLUMN = 2**25, 2**29

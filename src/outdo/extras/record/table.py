@@ -202,11 +202,13 @@ def _numbers(record: TokenRecord) -> dict[str, Tensor | None]:
 def _prompts(groups: Sequence[Group], token_texts: TokenTexts) -> dict[str, pa.Array]:
     """Return the columns that all rollouts of a group share, with one row per group."""
     pieces = [token_texts.pieces(group.prompt.token_ids) for group in groups]
+    inputs = [sorted(group.prompt.inputs) for group in groups]
     return {
         "prompt_id": _texts(group.prompt.id for group in groups),
         "prompt": _texts("".join(of_prompt) for of_prompt in pieces),
         "prompt_token_ids": pa.array([group.prompt.token_ids for group in groups], pa.list_(pa.int32())),
         "prompt_pieces": pa.array(pieces, pa.list_(pa.string())),
+        **({"inputs": pa.array(inputs, pa.list_(pa.string()))} if any(inputs) else {}),
         "answer": _texts(_answer(group.prompt.answer) for group in groups),
         "baseline": pa.array([group.baseline for group in groups], pa.float64()),
     }

@@ -30,6 +30,7 @@ from outdo.extras.record.external import TokenValues, Top, record_step, rewind
 from outdo.models.logprobs import top_tokens
 from outdo.types import Batch
 from outdo.types.rows import floats
+from outdo.utils.errors import UserError
 
 OUTCOMES_KEY = "outdo"
 """The key under which TRL's batches keep what they otherwise drop: rewards, and columns of the dataset."""
@@ -140,9 +141,14 @@ class TrlRecord(TrainerCallback):
 
     @torch.no_grad()
     def _top_tokens(self, inputs: Mapping[str, Any]) -> list[list[Top]] | None:
-        """Return the most probable tokens at each token of the completions [b][t], padding included; None without."""
+        """Return the most probable tokens at each token of the completions [b][t], padding included; None without.
+
+        Raises `UserError` for a batch with pictures, which it would compute without them.
+        """
         if not self.top:
             return None
+        if inputs.get("pixel_values") is not None:
+            raise UserError([f"top = {self.top}: the most probable tokens are those after text alone; leave `top` out"])
         model, training = self.trainer.model, self.trainer.model.training
         model.eval()
         length = inputs["completion_ids"].shape[1]
