@@ -41,15 +41,17 @@ def hydra_value(text: str) -> Any:
         return hydra_value(inner) if inner.startswith("[") else inner
     if text.startswith("[") and text.endswith("]"):
         return [hydra_value(part) for part in text[1:-1].split(",") if part.strip()]
-    if text.startswith("{"):
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            if not PLAIN_TABLE.fullmatch(text):
-                return text
-            pairs = (part.partition(":") for part in text[1:-1].split(","))
-            return {name.strip(): hydra_value(value) for name, _, value in pairs}
-    return plain_value(text)
+    return _table(text) if text.startswith("{") else plain_value(text)
+
+
+def _table(text: str) -> Any:
+    if PLAIN_TABLE.fullmatch(text):
+        pairs = (part.partition(":") for part in text[1:-1].split(","))
+        return {name.strip(): hydra_value(value) for name, _, value in pairs}
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def plain_value(text: str) -> Any:
