@@ -36,6 +36,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {  # model type: its special setti
     "gemma3_text": {"sliding_window": 8, "query_pre_attn_scalar": 8},
     "gpt2": {},  # learned positions, dropout 0.1
     "gpt_neox": {},  # rotates a quarter of each head; attention and MLP in parallel
+    "lfm2": {"full_attn_idxs": [1]},  # short convolutions, and attention in the second layer
     "mamba": {"state_size": 4},  # no attention, no limit of length
 }
 FOREIGN: dict[str, set[str]] = {  # model type: the sizes that its config does not have

@@ -29,6 +29,7 @@ from outdo.models.logprobs import _columns_in_part as COLUMNS
 from outdo.rollouts.engines import sequences
 from outdo.rollouts.engines.modes import MODES, SamplingChoice
 from outdo.rollouts.fast.kv_cache import KVCache
+from outdo.rollouts.fast.layer_caches import KeysValues
 from outdo.utils.errors import UserError
 
 BAND = Path("benchmarks/gpu/smollm2.band.toml")
@@ -297,7 +298,7 @@ def reads_by_the_host(logits: Any, numbers: Any, sampling: Any) -> Any:
 
 
 def no_keys(cache: Any, row: int) -> Any:
-    return [(keys * 0, values) for keys, values in STATES_OF(cache, row)]
+    return [KeysValues(keys * 0, values) for keys, values in STATES_OF(cache, row)]
 
 
 STATES_OF = KVCache.states_of

@@ -18,7 +18,7 @@ from outdo.testing import tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 
-SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox")
+SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "lfm2")
 VOCABULARY = 264
 
 

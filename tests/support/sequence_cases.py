@@ -182,10 +182,11 @@ def kept(world: World, **how: Any) -> int:
 
 
 def models_that_have_no_parts(replicas: Replicas) -> None:
-    """Heads that cannot be divided, another mixture of tokens than attention, frequencies of the whole row."""
+    """Heads that cannot be divided, convolutions, another mixture of tokens, frequencies of the whole row."""
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     for arch, shape, words in (
         ("qwen3", {"num_attention_heads": 3, "num_key_value_heads": 3}, "its 3 attention heads cannot be divided by 2"),
+        ("lfm2", {"full_attn_idxs": [1]}, "its Lfm2ShortConv reads tokens that other replicas have"),
         ("llama", {"rope_parameters": dynamic}, r"its rotary embedding \(dynamic\) depends on the longest sequence"),
     ):
         with pytest.raises(ModelError, match=words):

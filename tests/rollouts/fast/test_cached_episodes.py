@@ -26,9 +26,8 @@ from outdo.testing import ARCHITECTURES, tiny_model
 from outdo.types import Batch, Completion, Group, Request
 
 SAMPLING = SamplingParams(max_tokens=400)
-OTHERS = [
-    pytest.param(arch, marks=pytest.mark.release) for arch in ARCHITECTURES if arch not in ("qwen3", "gemma2", "mamba")
-]
+CORE = ("qwen3", "gemma2", "lfm2")
+OTHERS = [pytest.param(arch, marks=pytest.mark.release) for arch in ARCHITECTURES if arch not in (*CORE, "mamba")]
 
 
 class Talk:
@@ -86,7 +85,7 @@ class Counting(BuiltinEngine):
 # ------------------------------------------------------------------------------------------------------- the same bits
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gemma2", *OTHERS])
+@pytest.mark.parametrize("arch", [*CORE, *OTHERS])
 def test_four_turns_have_the_same_bits_with_kept_keys_and_values_as_without(arch: str) -> None:
     policy, environment = talk(arch)
     engine = BuiltinEngine(policy)

@@ -10,10 +10,11 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion
 
 CONTINUOUS, PLAIN = MODES[1], MODES[2]
-OTHERS = [pytest.param(arch, marks=pytest.mark.release) for arch in SHARED if arch not in ("qwen3", "gemma2")]
+CORE = ("qwen3", "gemma2", "lfm2")
+OTHERS = [pytest.param(arch, marks=pytest.mark.release) for arch in SHARED if arch not in CORE]
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "gemma2", *OTHERS])
+@pytest.mark.parametrize("arch", [*CORE, *OTHERS])
 def test_the_tokens_are_the_same_and_their_log_probabilities_nearly(arch: str):
     policy, asked = shared(arch), requests((1, 20, 63, 90), siblings=2, limit=lambda index: (3, 40, 12, 1)[index % 4])
 

@@ -53,9 +53,10 @@ def assert_alike(found: Sequence[Completion], expected: Sequence[Completion]) ->
     [
         ("qwen3", {"top_p": 0.9}),
         ("gemma2", {"stop": ("e",)}),
+        ("lfm2", {"top_p": 0.9}),
         pytest.param("gpt_neox", {"top_p": 0.9}, marks=pytest.mark.release),
     ],
-    ids=["qwen3, top_p", "gemma2, stop", "gpt_neox, top_p"],
+    ids=["qwen3, top_p", "gemma2, stop", "lfm2, top_p", "gpt_neox, top_p"],
 )
 def test_answers_are_those_of_a_processor(arch: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     sampling = SamplingParams(max_tokens=40, **how)
@@ -81,6 +82,22 @@ def test_the_next_turn_of_an_episode_continues_what_is_kept(monkeypatch: pytest.
         found = turns(BuiltinEngine(policy, choice=CAPTURED))
     for one, other in zip(found, expected, strict=True):
         assert_alike(one, other)
+
+
+def test_an_episode_is_read_again_if_a_state_may_have_gone_beyond_its_end(monkeypatch: pytest.MonkeyPatch):
+    """The host looks after eight tokens: a convolution has then read what comes after the end of an answer."""
+    first, sampling = begun((3, 20)), SamplingParams(max_tokens=20, stop=tuple(ascii_letters))
+
+    def second(engine: BuiltinEngine) -> list[Completion]:
+        answers = engine.generate(first, sampling)
+        return engine.generate([next_turn(*each, written=5) for each in zip(first, answers, strict=True)], sampling)
+
+    expected = second(BuiltinEngine(fresh("lfm2")))
+    with on_cuda(monkeypatch, "lfm2") as (policy, _):
+        found = second(BuiltinEngine(policy, choice=CAPTURED))
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def endless(monkeypatch: pytest.MonkeyPatch, tokens: int) -> tuple[Counter[str], Graphs, list[Completion]]:

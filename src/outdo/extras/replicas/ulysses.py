@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PretrainedConfig
 
-from outdo.models.fast.attention import Layout, Rule
-from outdo.models.fast.forward import FastForward
+from outdo.models.fast.forward import FastForward, stateful_layers
+from outdo.models.fast.layout import Layout, Rule, StatefulLayer
 from outdo.models.forward import Forward
 from outdo.models.logprobs import Entropy
 from outdo.models.probe import NARROW_TOLERANCE, TOLERANCE, small_batch
@@ -128,6 +128,8 @@ def _not_in_parts(forward: Forward, count: int) -> str:
         return f"its attention cannot be replaced ({forward.reason})"
     if heads % count:
         return f"its {heads} attention heads cannot be divided by {count} replicas"
+    if layers := stateful_layers(forward.model):
+        return f"its {type(layers[0].module).__name__} reads tokens that other replicas have"
     if rotation := _rotation_of_all_positions(config):
         return f"its rotary embedding ({rotation}) depends on the longest sequence of a batch"
     return ""
@@ -159,6 +161,10 @@ class HeadsForTokens:
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         query, key, value = map(self._some_heads, (query, key, value))
         return self._all_heads(self.layout.attend(query, key, value, rule))
+
+    def scan(self, inputs: Tensor, layer: StatefulLayer) -> Tensor:
+        """See `Layout.scan`; `in_parts` refuses the models that would call it."""
+        raise NotImplementedError
 
     def _some_heads(self, x: Tensor) -> Tensor:
         """Exchange tokens for heads: [1, heads, n, d] -> [1, heads / S, S n, d]."""

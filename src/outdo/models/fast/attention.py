@@ -1,26 +1,10 @@
 """Attention of outdo's own, which training and sampling with a shared layout put in place of the model's."""
 
-from typing import NamedTuple, Protocol
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-
-class Rule(NamedTuple):
-    """The options of attention in a layer of a model; in all of them no token reads later ones."""
-
-    scaling: float  # scores are scaling · Q Kᵀ
-    window: int | None = None  # how many tokens, itself included, a token may read (Mistral, Gemma)
-    softcap: float | None = None  # scores become softcap · tanh(score / softcap) (Gemma 2)
-
-
-class Layout(Protocol):
-    """The positions of tokens in a flat row, with an attention that lets each token read what it may."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
-        """query and key [1, heads, N, d], [1, kv_heads, N, d], value [1, kv_heads, N, e] -> [1, N, heads, e]."""
-        ...
+from outdo.models.fast.layout import Rule
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, rule: Rule) -> Tensor:

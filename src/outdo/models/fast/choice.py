@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models.choose_forward import AttentionSetting
-from outdo.models.fast.attention import Rule
 from outdo.models.fast.forward import FastForward
 from outdo.models.fast.fused_modules import KINDS, Kind, OtherOperators, modules_of
 from outdo.models.fast.kernels import LAYOUTS, kernel_for
+from outdo.models.fast.layout import Rule, StatefulLayer
 from outdo.models.fast.packed import Packed, pack
 from outdo.models.fast.routing import find_routers
 from outdo.models.forward import Forward
@@ -100,6 +100,10 @@ class _RecordedRules:
         with self.operators.paused():
             return self.packed.attend(query, key, value, rule)
 
+    def scan(self, inputs: Tensor, layer: StatefulLayer) -> Tensor:
+        """See `Layout.scan`."""
+        return self.packed.scan(inputs, layer)
+
 
 def _choose_kernel(forward: FastForward, attention: AttentionSetting, batch: Batch) -> None:
     """Set the kernel of attention, if it computes what SDPA computes in the precision of the model.
@@ -135,10 +139,10 @@ def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointi
 
 
 def _other_connection(shared: FastForward, batch: Batch) -> str:
-    """Return what connects tokens other than `Layout.attend`, a reason against the shared way; empty if nothing does.
+    """Return what connects tokens other than a `Layout`, a reason against the shared way; empty if nothing does.
 
-    A convolution or a recurrence lets a sequence read its neighbour in the flat row. A mask that attention does not get
-    as an argument would make a difference only in sequences longer than those compared here.
+    A recurrence that is no `StatefulLayer` lets a sequence read its neighbour in the flat row. A mask that attention
+    does not get as an argument would make a difference only in sequences longer than those compared here.
     """
     packed = pack(batch)
     first, second = torch.arange(packed.sizes[0]).split(packed.prompts.real.sum(1).tolist())  # the prompts' tokens
@@ -156,7 +160,7 @@ def _other_connection(shared: FastForward, batch: Batch) -> str:
         (derivative,) = torch.autograd.grad((hidden * uneven).sum(), embeddings)
     # Without a connection the derivative is exactly 0. Values may differ in their last bits: experts get other tokens.
     if derivative[0, first].any():
-        return "something other than attention connects one token with the next"
+        return "something that is neither attention nor a known layer with a state connects one token with the next"
     if any(getattr(module, "attn_temperature_tuning", False) for module in shared.model.modules()):
         return "its attn_temperature_tuning counts tokens of the row, not positions"  # Llama 4
     config = shared.model.config.get_text_config()

@@ -1,8 +1,9 @@
 """A forward pass with fewer and faster operators than the plain one.
 
 It runs in one of two layouts. `shared` replaces the attention of the unmodified `transformers` model by outdo's own,
-through the interface that `transformers` has for this: each prompt is computed once per group, and nothing is padded.
-`padded` is that of the plain forward pass. `choice.py` finds out which of them a model allows.
+through the interface that `transformers` has for this, and its layers with a state (`layout.py`): each prompt is
+computed once per group, and nothing is padded. `padded` is that of the plain forward pass. `choice.py` finds out which
+of them a model allows.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,10 +20,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
-from outdo.models.fast.attention import Layout, Rule
 from outdo.models.fast.fused_modules import Kind, fused_modules, readers
+from outdo.models.fast.layout import Layout, Rule, StatefulLayer
 from outdo.models.fast.packed import Packed, pack
 from outdo.models.fast.routing import Routers
+from outdo.models.fast.short_convolution import ShortConvolution
 from outdo.models.fast.wrapped_forwards import wrapped_forwards
 from outdo.models.forward import Forward
 from outdo.models.layers import layers_of
@@ -31,6 +33,9 @@ from outdo.types import Batch
 from outdo.types.rows import UNKNOWN_EXPERT
 
 NAME = "outdo"
+
+STATEFUL: tuple[type[StatefulLayer], ...] = (ShortConvolution,)
+"""The kinds of layers with a state that the shared layout computes."""
 
 
 class FastForward(Forward):
@@ -142,6 +147,7 @@ class FastForward(Forward):
                     replaced.enter_context(self.precision())  # its copies last as long as the outermost block
                 if self.layout == "shared":
                     replaced.enter_context(_attention_replaced(self.model))
+                    replaced.enter_context(_stateful_layers_replaced(self.model))
                     if not compiled:
                         replaced.enter_context(fused_modules(self.model, self.fused, self.rules))
                 if not (self.autocast or compiled):
@@ -215,6 +221,16 @@ def _attention_replaced(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = own
+
+
+def stateful_layers(model: nn.Module) -> list[StatefulLayer]:
+    """Return the layers with a state that the shared layout computes in the place of a model's own."""
+    return [kind(module) for module in model.modules() for kind in STATEFUL if kind.computes(module)]
+
+
+def _stateful_layers_replaced(model: nn.Module) -> AbstractContextManager[None]:
+    forwards = {layer.module: layer.forward for layer in stateful_layers(model)}
+    return wrapped_forwards(list(forwards), forwards.__getitem__)
 
 
 @cache

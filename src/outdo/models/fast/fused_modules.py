@@ -25,7 +25,7 @@ from torch.nn.functional import silu
 from torch.overrides import TorchFunctionMode
 
 from outdo.models import onednn
-from outdo.models.fast.attention import Layout, Rule
+from outdo.models.fast.layout import Layout, Rule
 from outdo.models.fast.wrapped_forwards import wrapped_forwards
 
 Kind = Literal["norm", "mlp", "attention"]

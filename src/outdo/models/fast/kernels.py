@@ -15,7 +15,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from outdo.models.fast.attention import Layout, Rule
+from outdo.models.fast.layout import Layout, Rule, StatefulLayer
 from outdo.models.fast.packed import Packed
 
 Kernel = Literal["sdpa", "flash_attention_2", "flex_attention"]
@@ -42,7 +42,18 @@ class Sequences(NamedTuple):
         return torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(self.lengths)
 
 
-class VariableLengths:
+class _KernelLayout:
+    """A layout that computes attention by a kernel, and all else as the packed batch does."""
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+    def scan(self, inputs: Tensor, layer: StatefulLayer) -> Tensor:
+        """See `Layout.scan`."""
+        return self.packed.scan(inputs, layer)
+
+
+class VariableLengths(_KernelLayout):
     """FlashAttention over sequences of different lengths. It needs CUDA, and 16 bits.
 
     The keys of a completion are those of its prompt, which are copied for it, and its own. It reads them causally from
@@ -50,6 +61,7 @@ class VariableLengths:
     """
 
     def __init__(self, packed: Packed) -> None:
+        super().__init__(packed)
         sequences = Sequences.of(packed)
         self.tokens = len(packed.token_ids)
         is_prompt = torch.arange(len(sequences.lengths), device=sequences.lengths.device) < len(packed.prompts.real)
@@ -83,10 +95,11 @@ class VariableLengths:
         return pad(output, (0, 0, 0, 0, 0, query.shape[2] - self.tokens))
 
 
-class FlexRow:
+class FlexRow(_KernelLayout):
     """FlexAttention over the flat row, with a rule about two tokens; no key is copied."""
 
     def __init__(self, packed: Packed) -> None:
+        super().__init__(packed)
         sequences = Sequences.of(packed)
         self.tokens = len(packed.token_ids)
         self.own = sequences.of_tokens()  # [n]

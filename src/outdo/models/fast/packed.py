@@ -1,8 +1,9 @@
 """Compute a batch without padding, and every group's prompt once.
 
 All tokens are in one flat row: first each distinct prompt, then each completion, the longest first. Every part of a
-transformer except attention computes each token alone, so this makes no difference to it. Attention is computed here,
-on padded views of the flat row: each completion reads its own prompt and itself. The result equals the padded forward.
+transformer except attention and layers with a state computes each token alone, so this makes no difference to it. These
+are computed here, on padded views of the flat row: each completion reads its own prompt and itself, and begins with the
+state after its prompt. The result equals the padded forward.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outdo.models.fast.attention import Rule, attention, within
+from outdo.models.fast.attention import attention, within
+from outdo.models.fast.layout import Rule, StatefulLayer
 from outdo.models.logprobs import predecessors
 from outdo.types import Batch
 
@@ -27,6 +29,11 @@ class Part:
     real: Tensor  # [R, L] False on padding
     prompt_of: Tensor  # [R] the prompt that a row continues
 
+    @property
+    def lengths(self) -> Tensor:
+        """The tokens of each row, without padding, [R]."""
+        return self.real.sum(1)
+
     def pad(self, tokens: Tensor) -> Tensor:
         """[n, heads, d] -> [R, heads, L, d], 0 on padding."""
         if self.places is not None:
@@ -38,6 +45,14 @@ class Part:
         """[R, heads, L, d] -> [n, heads, d]."""
         tokens = rows.transpose(1, 2).flatten(0, 1)  # [R * L, heads, d]
         return tokens if self.places is None else _TakeRows.apply(tokens, self.places)
+
+    def pad_channels(self, tokens: Tensor) -> Tensor:
+        """[n, C] -> [R, L, C], 0 on padding."""
+        return self.pad(tokens[:, None]).squeeze(1)
+
+    def unpad_channels(self, rows: Tensor) -> Tensor:
+        """[R, L, C] -> [n, C]."""
+        return self.unpad(rows[:, None]).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +92,20 @@ class Packed:
             outputs.append(part.unpad(attention(q, keys, values, allowed, rule)))
         outputs.append(query.new_zeros(padding, *outputs[0].shape[1:]))
         return torch.cat(outputs)[None]  # [1, N, heads, d]
+
+    def scan(self, inputs: Tensor, layer: StatefulLayer) -> Tensor:
+        """See `Layout.scan`; the result of padding is 0."""
+        padding = inputs.shape[1] - len(self.token_ids)
+        prompts, *completions, _ = inputs[0].split((*self.sizes, padding))
+        rows = self.prompts.pad_channels(prompts)
+        output, ends = layer.scan(rows, self.prompts.lengths, layer.begin(rows))
+        outputs = [self.prompts.unpad_channels(output)]
+        for part, tokens in zip(self.completions, completions, strict=True):
+            begins = tuple(tensor.index_select(0, part.prompt_of) for tensor in ends)
+            output, _ = layer.scan(part.pad_channels(tokens), part.lengths, begins)
+            outputs.append(part.unpad_channels(output))
+        outputs.append(inputs.new_zeros(padding, outputs[0].shape[1]))
+        return torch.cat(outputs)[None]  # [1, N, D]
 
     def _allowed(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
         """Return which keys a query may read: [P, 1, Lp, Lp] for the prompts, then [R, 1, L, Lp + L] for each part.

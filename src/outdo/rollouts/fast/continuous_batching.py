@@ -254,8 +254,10 @@ class ContinuousBatch:
 
     def _remove_finished(self) -> None:
         """Free the rows of finished sequences; keep those of episodes that may go on."""
+        # Steps on an accelerator go beyond the end of an answer, and so does the state of a layer after them.
+        may_go_on = self.on_host or not self.cache.has_states
         for row in reversed([row for row, each in enumerate(self.active) if each.finish_reason is not None]):
-            if self.active[row].request.episode is not None:
+            if may_go_on and self.active[row].request.episode is not None:
                 self.episode_cache.keep(CachedEpisode(self.active[row], self.cache.states_of(row)))
             last = len(self.active) - 1
             if row != last:

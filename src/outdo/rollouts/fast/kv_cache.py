@@ -12,15 +12,19 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
-from outdo.models.fast.attention import Rule, attention, within
+from outdo.models.fast.attention import attention, within
+from outdo.models.fast.layout import Rule, StatefulLayer
 from outdo.rollouts.fast.layer_caches import (
     AttentionPart,
     BlockWrite,
     KeysValues,
     KeysValuesCache,
     LayerCache,
+    NewTokens,
     RowState,
+    StateCache,
 )
 
 Indices = NDArray[numpy.int64]
@@ -57,6 +61,16 @@ class Prefill:
             start += length
         return output
 
+    def scan(self, inputs: Tensor, layer: StatefulLayer) -> Tensor:
+        """See `Layout.scan`. One prompt at a time, as in `attend`; the result of padding is 0."""
+        padding = inputs.shape[1] - sum(self.lengths)
+        outputs: list[Tensor] = []
+        for index, prompt in enumerate(inputs.split([*self.lengths, padding], 1)[:-1]):
+            output, state = layer.scan(prompt, None, layer.begin(prompt))
+            outputs.append(output)
+            self.states[index].append(tuple(tensor[0].clone() for tensor in state))  # not a view of all tokens
+        return pad(torch.cat(outputs, 1), (0, 0, 0, padding))
+
 
 class KVCache:
     """What all layers keep of sequences, which are the rows: a `LayerCache` for each call, in the order of `Prefill`.
@@ -73,10 +87,16 @@ class KVCache:
         self._attention: list[KeysValuesCache] = []  # those of the layers that keep keys and values, with equal blocks
         self._new_keys_values = partial(KeysValuesCache, rows, block=block, one_block=one_block)
         self._next_call = 0  # in the forward pass under way
+        self._tokens = NewTokens(slice(0))
         self._writes: list[BlockWrite] = []
         self._parts: list[AttentionPart] = []
         self._at = torch.zeros(0)  # [n], position of each new token in its sequence
         self._masks: dict[tuple[int, int | None, int, int], Tensor] = {}
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer keeps a state, which is about all tokens that were read, and not about a part of them."""
+        return len(self._attention) < len(self.layers)
 
     @property
     def generation(self) -> int:
@@ -86,8 +106,8 @@ class KVCache:
     def admit(self, first: int, count: int, length: int, states: Sequence[RowState]) -> None:
         """Copy what the layers keep of `length` tokens into `count` rows from `first` on."""
         if not self.layers:
-            self._attention = [self._new_keys_values() for _ in states]
-            self.layers = list(self._attention)
+            self.layers = [self._new_layer(state) for state in states]
+            self._attention = [layer for layer in self.layers if isinstance(layer, KeysValuesCache)]
         for layer, state in zip(self.layers, states, strict=True):
             layer.admit(first, count, state)
         self.lengths[first : first + count] = length
@@ -114,8 +134,10 @@ class KVCache:
         rows, at = (numpy.pad(each, (0, padding), mode="edge") for each in (rows, at))
         self.make_room(int(at.max()) + 1, len(new))
         self._next_call = 0
-        self._writes = self._writes_of(rows, at)
-        self._parts = self._parts_of(rows, at)
+        if self._attention:
+            self._writes, self._parts = self._writes_of(rows, at), self._parts_of(rows, at)
+        if self.has_states:
+            self._tokens = NewTokens.of(new, padding, self.device)
         self._at = torch.from_numpy(at).to(self.device)
         self._masks = {}
         return at.tolist()
@@ -126,6 +148,7 @@ class KVCache:
         The cache has one block, with room for them. `lengths` stays as it is: the host need not know the positions.
         """
         self._next_call = 0
+        self._tokens = NewTokens(slice(len(at)))
         self._writes = [BlockWrite(0, None, torch.arange(len(at), device=self.device), at)]
         self._parts = [AttentionPart(slice(None), slice(len(at)), 1)]
         self._at = at
@@ -133,7 +156,7 @@ class KVCache:
 
     def make_room(self, tokens: int, rows: int) -> None:
         """Allocate what is missing for so many tokens of each of the first rows."""
-        if not self._attention[0].has_room(tokens, rows):
+        if self._attention and not self._attention[0].has_room(tokens, rows):
             for layer in self.layers:
                 layer.make_room(tokens, rows)
 
@@ -176,6 +199,15 @@ class KVCache:
             outputs.append(_block_attention(grouped[part.tokens].flatten(0, 1), keys, values, mask, rule))
         output = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         return output.to(query.dtype).reshape(1, n, heads, -1)
+
+    def scan(self, inputs: Tensor, layer: StatefulLayer) -> Tensor:
+        """Let a layer read the n new tokens of `begin`: inputs [1, n, C] -> [1, n, D]. See `Layout.scan`."""
+        cache = self._next_layer()
+        assert isinstance(cache, StateCache)
+        return cache.scan(inputs[0], layer, self._tokens)[None]
+
+    def _new_layer(self, state: RowState) -> LayerCache:
+        return self._new_keys_values() if isinstance(state, KeysValues) else StateCache(len(self.lengths))
 
     def _next_layer(self) -> LayerCache:
         self._next_call += 1

@@ -7,12 +7,17 @@ the rows of its answers, a row moves, and a row is copied for the next turn of a
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outdo.models.fast.layout import StatefulLayer
+
 RowState = tuple[Tensor, ...]
-"""What a layer keeps of one sequence, for one of its calls: today `KeysValues`."""
+"""What a layer keeps of one sequence, for one of its calls: `KeysValues`, or one row of the `State` of a
+`StatefulLayer`."""
 
 
 class KeysValues(NamedTuple):
@@ -37,6 +42,39 @@ class AttentionPart(NamedTuple):
     tokens: slice
     rows: Tensor | slice  # of each token; a slice needs no copy of the keys
     blocks: int  # that they may read
+
+
+class NewTokens(NamedTuple):
+    """The N tokens of a forward pass as rows of one length, with padding: at most L tokens of each of R sequences."""
+
+    rows: Tensor | slice  # [R] the rows of the cache that have new tokens
+    lengths: Tensor | None = None  # [R] how many each of them has; None: one, as in a decoding step
+    places: tuple[Tensor, Tensor] | None = None  # [N] the number of the sequence, of R, and of the token in it, of L
+
+    @classmethod
+    def of(cls, counts: NDArray[numpy.int64], padding: int, device: torch.device) -> "NewTokens":
+        """Return those of a pass of `counts[row]` tokens of each row, whose last token comes `padding` times more."""
+        if not padding and (counts == 1).all():
+            return cls(slice(len(counts)))
+        rows = counts.nonzero()[0]
+        lengths = counts[rows]
+        sequence = numpy.repeat(numpy.arange(len(rows)), lengths)
+        token = numpy.arange(len(sequence)) - numpy.repeat(lengths.cumsum() - lengths, lengths)
+        places = (numpy.pad(numbers, (0, padding), mode="edge") for numbers in (sequence, token))
+        of_rows, of_lengths, *of_places = (torch.from_numpy(each).to(device) for each in (rows, lengths, *places))
+        return cls(of_rows, of_lengths, (of_places[0], of_places[1]))
+
+    def pad(self, tokens: Tensor) -> Tensor:
+        """[N, C] -> [R, L, C], 0 on padding."""
+        if self.places is None or self.lengths is None:
+            return tokens[:, None]
+        rows = tokens.new_zeros(len(self.lengths), int(self.lengths.max()), tokens.shape[1])
+        rows[self.places] = tokens
+        return rows
+
+    def unpad(self, rows: Tensor) -> Tensor:
+        """[R, L, D] -> [N, D]."""
+        return rows[:, 0] if self.places is None else rows[self.places]
 
 
 class LayerCache:
@@ -164,3 +202,35 @@ class KeysValuesCache(LayerCache):
     def _changed(self) -> None:
         self.generation += 1
         self._views.clear()
+
+
+class StateCache(LayerCache):
+    """The state of a `StatefulLayer`, as large for a long sequence as for a short one."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.state: list[Tensor] = []  # each [rows, ...]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self.state
+
+    def admit(self, first: int, count: int, state: RowState) -> None:
+        self.state = self.state or [tensor.new_zeros(self.rows, *tensor.shape) for tensor in state]
+        for rows, tensor in zip(self.state, state, strict=True):
+            rows[first : first + count] = tensor
+
+    def move(self, source: int, target: int, length: int) -> None:
+        for rows in self.state:
+            rows[target] = rows[source]
+
+    def of_row(self, row: int, length: int) -> RowState:
+        return tuple(rows[row].clone() for rows in self.state)
+
+    def scan(self, inputs: Tensor, layer: StatefulLayer, tokens: NewTokens) -> Tensor:
+        """Let a layer read new tokens, [N, C] -> [N, D], and keep the state after them."""
+        before = tuple(rows[tokens.rows] for rows in self.state)
+        outputs, after = layer.scan(tokens.pad(inputs), tokens.lengths, before)
+        for rows, tensor in zip(self.state, after, strict=True):
+            rows[tokens.rows] = tensor
+        return tokens.unpad(outputs)
