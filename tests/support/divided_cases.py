@@ -66,7 +66,7 @@ def saved_mixture(replicas: Replicas) -> Path:
 
 def each_replica_reads_its_part(replicas: Replicas) -> None:
     """Weights and buffers are those of the whole model, bit for bit, tied ones included, and so are its answers."""
-    for arch in ("qwen3", "gpt2", "gemma3_text", "qwen3_moe"):
+    for arch in ("qwen3", "gpt2", "gemma3_text", "lfm2", "qwen3_moe"):
         folder = saved_model(replicas, arch, arch=arch) if arch in ARCHITECTURES else saved_mixture(replicas)
         expected = Policy.load(folder, device="cpu")
         found = Policy.load(folder, device="cpu", world=dividing(replicas))

@@ -115,11 +115,12 @@ def two_groups() -> Batch:
     return Batch.of_tokens(prompts, answers, group=[0] * len(ANSWERS[0]) + [1] * len(ANSWERS[1]))
 
 
-def test_no_sequence_reads_another_one_and_every_answer_reads_its_prompt():
+@pytest.mark.parametrize(
+    "types", [["conv", "full_attention", "conv"], ["conv", "conv"]], ids=["with attention", "alone"]
+)
+def test_no_sequence_reads_another_one_and_every_answer_reads_its_prompt(types: list[str]):
     """The derivative of a token's hidden state by the embedding of a token that it does not read is exactly 0."""
-    model = other_model(
-        "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"], conv_L_cache=4
-    )
+    model = other_model("lfm2", num_hidden_layers=len(types), layer_types=types, conv_L_cache=4)
     forward = FastForward(Forward(model, plain_head=True), "shared")
     packed = pack(two_groups())
     sequence = _sequences(packed.rows, packed.positions, two_groups())
