@@ -398,7 +398,6 @@ def get_reward_funcs(script_args):
         ],
         "train_dataset": "org/rows:train",
         "data.prompt": "problem",
-        "callbacks": [],
     },
     missing=["reward_funcs[3]: score of line 8"],
     remarks=["train_dataset: line 23: the script changes the rows"],
@@ -664,8 +663,8 @@ MyTrainer(
     model="org/base-1b", reward_funcs="org/reward", args=GRPOConfig(), train_dataset=rows, callbacks=[Stop()]).train()
 """,
     written={"reward_funcs": ["org/reward"]},
-    unread=["model_name_or_path", "train_dataset", "callbacks"],
-    missing=["MyTrainer: the script's own trainer, with its own __init__, compute_loss"],
+    unread=["model_name_or_path", "train_dataset"],
+    missing=["MyTrainer: the script's own trainer, with its own __init__, compute_loss", "callbacks: [an object"],
 )
 
 FIRE = Script(

@@ -8,6 +8,7 @@ from typing import Any
 
 from outdo.extras.convert.account import converted
 from outdo.extras.convert.conversion import (
+    NOT_COMPLETE,
     RESULTS_COUNT,
     Conversion,
     Given,
@@ -152,9 +153,10 @@ def _held_out(c: Conversion, rows: int | None) -> None:
     if count < 1 and rows is not None:
         count = math.ceil(count * rows)
     if count < 1:
-        c.incomplete.append(f"data.eval_rows = {count:g} of all rows; --rows N writes it")
-    else:
-        c.settings["data.eval_rows"] = count
+        share = f"{count:g} of all rows"
+        c.incomplete.append(f"data.eval_rows = {share}; --rows N writes it")
+        count = f"{NOT_COMPLETE}{share}"
+    c.settings["data.eval_rows"] = count
 
 
 def _mixed(table: Any) -> str:

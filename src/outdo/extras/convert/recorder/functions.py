@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
+from types import MethodType
 from typing import Any
 
 from outdo.extras.convert.reading import CODE, Configuration
@@ -26,8 +27,10 @@ def put_functions(reading: Configuration, given: Mapping[str, Any], sources: Sou
     for name, value in given.items():
         if isinstance(value, Mapping):
             reading.missing.append(f"{name}: a table of several")
-        elif value is not None and value != []:
-            names = list(_functions(reading, value if isinstance(value, list | tuple) else [value], sources, name))
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        if value is not None and values:
+            names = list(_functions(reading, values, sources, name))
             reading.written[name] = names[0] if name == "environment_factory" else names
     if sources.functions or sources.imports:
         reading.source, lacking = source_of(sources)
@@ -51,6 +54,8 @@ def _named(value: Any, sources: Sources, *, is_reward: bool) -> Any:
     """Return the name of a function in a recipe. Raises `NotPlainError` for one that a recipe cannot name."""
     if isinstance(value, str):
         return plain(value)
+    if isinstance(value, MethodType):
+        raise NotPlainError(f"{shown(value)}, a method of {shown(value.__self__)}")
     if isinstance(value, functools.partial) and not value.args:
         name = _named(value.func, sources, is_reward=is_reward)
         return {**(name if isinstance(name, dict) else {"name": name}), **plain(value.keywords)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outdo.extras.convert.reading import unmarked
-from outdo.extras.convert.recorder.unknown import RUN, Origin, Unknown, line, shown
+from outdo.extras.convert.recorder.unknown import RUN, Origin, Unknown, frame_of_script, line, shown
 from outdo.extras.convert.words import flags
 
 
@@ -83,16 +83,31 @@ class GRPOTrainer:
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         named = dict(zip(POSITIONAL, arguments, strict=False)) | keywords
-        RUN.trainers.append((type(self), named, line()))
+        RUN.trainers.append((self, named, line()))
         vars(self).update(named)
+        if isinstance(named.get("model"), str):  # which TRL loads
+            vars(self)["model"] = Unknown(Origin("text", "the model of the trainer"))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return Unknown(Origin("text", f"{type(self).__name__}().{name}"))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        frame = frame_of_script()
+        if frame is None or frame.f_locals.get("self") is not self:  # a subclass of the script is reported by itself
+            vars(self).setdefault("effects", []).append((line(), f"{name} = {shown(value)}"))
+        vars(self)[name] = value
+
+    def add_callback(self, callback: Any) -> None:
+        vars(self).setdefault("effects", []).append((line(), f"add_callback({shown(callback)})"))
+
     def train(self, *_: Any, **__: Any) -> Any:
         raise TrainingBeginsError
+
+
+OF_TRAINER = frozenset(vars(GRPOTrainer))
+"""What the class has of itself: a script may set more."""
 
 
 # ------------------------------------------------------------------------------------------- the script's own arguments

@@ -37,13 +37,18 @@ def main(task: Mapping[str, Any]) -> None:
         tried += 1
     record: dict[str, Any] = {"asked": dict(RUN.asked), "error": error}
     if RUN.trainers:
-        record["reading"] = vars(_reading(task))
+        record["reading"] = vars(_reading(task, error))
     print(json.dumps(record), file=output, flush=True)
 
 
-def _reading(task: Mapping[str, Any]) -> Configuration:
-    """Return what the trainer says, and what the script would have asked its user for."""
+def _reading(task: Mapping[str, Any], error: str) -> Configuration:
+    """Return what the trainer says, and what the script would have asked its user for.
+
+    `error` ended the script after it had made the trainer; "" if none did.
+    """
     reading = reading_of_trainer(task)
+    if error:
+        reading.missing.append(f"what the script does after an error: {error}")
     if RUN.defaults:
         shown = ", ".join(f"{name} = {value}" for name, value in RUN.defaults.items())
         reading.origins[shown] = "defaults of the script's own arguments"

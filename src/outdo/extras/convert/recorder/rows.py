@@ -3,7 +3,7 @@
 import ast
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class ScriptRows:
     """Rows as they are on disk, and what the script makes of them."""
 
     path: Any = ""
+    """One, several, or a table of them by their splits."""
     name: Any = None
     split: Any = None
     limit: int | None = None
@@ -107,21 +108,30 @@ def _put_held_out(reading: Configuration, held_out: Mapping[str, ScriptRows], tr
     if train is not None and train.held_out is not None:
         reading.missing.append("train_dataset: a part by train_test_split; save it as a .jsonl file")
     for name, rows in held_out.items():
-        of_set = f"eval_dataset {name}".rstrip()
-        if rows.held_out is not None:
-            reading.missing.append(f"{of_set}: a part by train_test_split; save it as a .jsonl file")
-        if train is not None and _parts(rows.columns) != _parts(train.columns):
-            reading.missing.append(f"{of_set}: its columns are made in another way than those of the training; {SAVE}")
+        reading.missing += [f"{f'eval_dataset {name}'.rstrip()}: {what}" for what in _missing_of(rows, train)]
     sources = {name: _source(rows, "test") for name, rows in held_out.items()}
     if sources and "eval_dataset" not in reading.unread:
         reading.written["eval_dataset"] = sources[""] if [*sources] == [""] else sources
 
 
+def _missing_of(rows: ScriptRows, train: ScriptRows | None) -> Iterator[str]:
+    """Yield what a recipe cannot say of held-out rows beside those of the training."""
+    if rows.held_out is not None:
+        yield "a part by train_test_split; save it as a .jsonl file"
+    elif train is not None and rows.changes != train.changes and _source(rows, "test") == _source(train, "train"):
+        yield f"other rows of the data that the recipe trains on; {SAVE}"
+    if train is not None and _parts(rows.columns) != _parts(train.columns):
+        yield f"its columns are made in another way than those of the training; {SAVE}"
+
+
 def _source(rows: ScriptRows, split: str) -> Any:
     """Return rows as `data.path` names them."""
-    if isinstance(rows.path, list):
-        return [data_source(each, split) for each in rows.path]
-    return data_source(rows.path, rows.split or ("train" if rows.held_out is not None else split), rows.name)
+    path = rows.path
+    if isinstance(path, Mapping):
+        path = path.get(str(rows.split or split).partition("[")[0], next(iter(path.values())))
+    if isinstance(path, list):
+        return [data_source(each, split) for each in path]
+    return data_source(path, rows.split or ("train" if rows.held_out is not None else split), rows.name)
 
 
 # ------------------------------------------------------------------------------------------------------- where they are
@@ -138,6 +148,8 @@ def _rows_of(value: Any) -> ScriptRows:
             rows.is_held_out = key == "test"
         elif isinstance(key, str):
             rows.split = key
+        else:
+            raise NotPlainError(shown(value))
     elif called(value):
         rows = _called(value)
     else:
@@ -165,7 +177,7 @@ def _loaded(call: Any) -> ScriptRows:
     )
     if files is not None and path not in FORMATS:
         raise NotPlainError(shown(call))
-    rows = ScriptRows(path=path, name=name) if files is None else ScriptRows(path=_file_of_split(files, split))
+    rows = ScriptRows(path=path, name=name) if files is None else ScriptRows(path=files)
     if revision is not None:
         rows.path, rows.name = f"{data_source(path, '', name).rstrip(':')}@{revision}", None
     rows.splits, rows.split = (split, None) if isinstance(split, list) else ((), split)
@@ -174,11 +186,6 @@ def _loaded(call: Any) -> ScriptRows:
         line = origin_of(call).line
         rows.changes.append(f"line {line}: {shown(call)}: a recipe has no data_dir, and takes no part of a file")
     return rows
-
-
-def _file_of_split(files: Any, split: Any) -> Any:
-    """Return the files of a split: `data_files` may be a table of them."""
-    return files.get(split or "train", next(iter(files.values()))) if isinstance(files, Mapping) else files
 
 
 def _apply(rows: ScriptRows, call: Any) -> None:
@@ -207,7 +214,11 @@ def _rename(rows: ScriptRows, call: Any) -> None:
 
 
 def _hold_out(rows: ScriptRows, call: Any) -> None:
-    rows.held_out = float(plain(named(call, "test_size").get("test_size", 0.25)))
+    given = named(call, "test_size", "train_size")
+    test, train = plain(given.get("test_size")), plain(given.get("train_size"))
+    if train is not None and (test is not None or train >= 1):  # not all rows are used, or their number is not known
+        raise NotPlainError(shown(call))
+    rows.held_out = float(test or (0.25 if train is None else round(1 - train, 6)))
 
 
 def _shuffle(rows: ScriptRows, _: Any) -> None:

@@ -146,7 +146,8 @@ def _variable(environment: Any, name: str) -> Any:
 
 
 def _variable_or_default(environment: Any, name: str, default: Any = None) -> Any:
-    if name not in environment and frame_of_script() is not None and default is not None:
+    caller = sys._getframe(2 if sys._getframe(1).f_code is os.getenv.__code__ else 1)
+    if name not in environment and caller.f_code.co_filename in RUN.files:
         RUN.defaults[f"${name}"] = shown(default)
     try:
         return environment[name]

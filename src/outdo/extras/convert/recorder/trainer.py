@@ -8,7 +8,7 @@ from typing import Any
 
 from outdo.extras.convert.reading import Configuration
 from outdo.extras.convert.recorder.functions import put_functions
-from outdo.extras.convert.recorder.libraries import GRPOConfig, GRPOTrainer, Settings
+from outdo.extras.convert.recorder.libraries import OF_TRAINER, GRPOConfig, GRPOTrainer, Settings
 from outdo.extras.convert.recorder.rows import put_rows
 from outdo.extras.convert.recorder.source import Sources
 from outdo.extras.convert.recorder.unknown import (
@@ -50,7 +50,8 @@ SAME_MODEL = "to cuda cpu train eval float compile for_training prepare_model_fo
 
 HARMLESS = re.compile(
     rf"config\.|({SAME_MODEL.replace(' ', '|')}|print_trainable_parameters|gradient_checkpointing_\w+|num_parameters|"
-    r"enable_input_require_grads|(named_)?(parameters|modules)|(get|save|load|push|fast|generate)\w*)\(\)"
+    r"enable_input_require_grads|(named_)?(parameters|modules)|(get|save|push|fast|generate)\w*)\(\)|"
+    r"an item of \w+\(\): (?!.*(_\(\)| = ))"
 )
 """What a script does to a model after which it trains as before."""
 
@@ -70,14 +71,20 @@ UNSLOTH_SETTINGS = {
     "optim": "adamw_8bit",
 }
 """The defaults of `GRPOConfig` that Unsloth changes when it is imported."""
+INSTEAD = {
+    "optimizers": "set optim.lr, optim.algorithm and optim.schedule",
+    "callbacks": "a hook of the recipe may do the same, see docs/trackers.md",
+}
+"""Arguments of `GRPOTrainer` that are objects, and what a recipe has instead."""
 NOT_OF_LORA = ("use_gradient_checkpointing", "random_state", "max_seq_length", "adapter_name")
 
 
 def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
     """Return what the first trainer of a run says. Each of its arguments is written, or unread, or in a remark."""
-    kind, arguments, line = RUN.trainers[0]
+    trainer, arguments, line = RUN.trainers[0]
     reading, given, tree = Configuration(), dict(arguments), ast.parse(task["text"])
-    _put_surroundings(reading, kind, line, tree)
+    _put_surroundings(reading, type(trainer), line, tree)
+    _put_later_changes(reading, trainer)
     _put_config(reading, given.pop("args", None))
     if re.search(r"^\s*(from|import) unsloth\b", task["text"], re.MULTILINE):
         _put_defaults_of_unsloth(reading)
@@ -93,6 +100,10 @@ def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
     functions = {name: given.pop(name, None) for name in ("reward_funcs", "tools", "environment_factory")}
     put_functions(reading, functions, sources)
     _put_tokenizer(reading, given.pop("processing_class", None))
+    for name, instead in INSTEAD.items():
+        objects = given.pop(name, None)
+        if objects is not None and not (isinstance(objects, list | tuple) and all(each is None for each in objects)):
+            reading.missing.append(f"{name}: {shown(objects)}; {instead}")
     for name, value in given.items():
         if value is not None:
             _put(reading, name, value)
@@ -102,7 +113,8 @@ def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
 def _put_surroundings(reading: Configuration, kind: type, line: int, tree: ast.Module) -> None:
     """Put what is special about the trainer: a subclass of the script, one of several."""
     classes = kind.__mro__[: kind.__mro__.index(GRPOTrainer)]
-    if methods := sorted({name for each in classes for name, of in vars(each).items() if inspect.isfunction(of)}):
+    methods = {name for each in classes for name, of in vars(each).items() if inspect.isfunction(of)}
+    if methods := sorted(methods | {*vars(GRPOTrainer)} - OF_TRAINER):
         own = ", ".join(methods)
         reading.missing.append(f"{kind.__name__}: the script's own trainer, with its own {own}; see docs/pieces.md")
     loops = [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While)]
@@ -112,6 +124,14 @@ def _put_surroundings(reading: Configuration, kind: type, line: int, tree: ast.M
     if len(calls) > 1:
         lines = ", ".join(str(each.lineno) for each in calls)
         reading.remarks.append(f"the script makes trainers in lines {lines}; the recipe has that of line {line}")
+
+
+def _put_later_changes(reading: Configuration, trainer: GRPOTrainer) -> None:
+    """Put what the script does to a trainer after it has made it."""
+    for line, how in vars(trainer).get("effects", []):
+        reading.missing.append(f"line {line}: what the script sets in the trainer ({how})")
+    if isinstance(trainer.model, Unknown) and origin_of(trainer.model).kind == "text":
+        _put_effects(reading, trainer.model)
 
 
 def _put(reading: Configuration, name: str, value: Any) -> None:
@@ -196,6 +216,9 @@ def _put_wrapped(reading: Configuration, call: Any) -> None:
         return
     if left := [name for name in given if name in NOT_OF_LORA]:
         reading.remarks.append(f"{', '.join(left)} of get_peft_model: memory and seeds, which outdo sets by itself")
+    if parts := [name for name in given if name.startswith("finetune_")]:
+        chosen = ", ".join(f"{name} = {shown(given.pop(name))}" for name in parts)
+        reading.remarks.append(f"{chosen} of get_peft_model: Unsloth chooses layers by them; see train.adapter.targets")
     defaults = UNSLOTH if shown(origin_of(call).of).startswith("unsloth") else {}
     _put_lora(reading, defaults | {name: value for name, value in given.items() if name not in NOT_OF_LORA})
 
@@ -245,6 +268,8 @@ def _put_adapter(reading: Configuration, config: Any) -> None:
         return
     options = first_of(config) if called(config) == "get_peft_config" else None
     if called(config) == "LoraConfig":
+        if origin_of(config).arguments:
+            reading.missing.append(f"{shown(config)}: arguments of the adapter without a name")
         _put_lora(reading, named(config))
     elif isinstance(options, Settings):
         _put(reading, "use_peft", options.settings().get("use_peft", False))

@@ -157,7 +157,7 @@ class Unknown:
         count = RUN.decide(f"len({shown(self)})", LENGTHS)
         count = count if RUN.items < MOST_ITEMS else 1
         RUN.items += count
-        return iter([Unknown(Origin("text", f"an item of {shown(self)}")) for _ in range(count)])
+        return iter([Unknown(Origin("text", f"an item of {shown(self)}", self)) for _ in range(count)])
 
     def keys(self) -> list[str]:  # of f(**unknown) as well
         return [f"**{OPEN}{shown(self)}{CLOSE}"]
@@ -255,6 +255,10 @@ def changed(value: Any, how: str) -> None:
     while isinstance(value, Unknown):
         node = origin_of(value)
         node.effects.append((line(), path))
+        if node.kind == "text" and node.of is not None:  # of an iteration, such as `for p in model.parameters()`
+            path = f"an item of {called(node.of)}(): {path}" if called(node.of) else f"an item: {path}"
+            value = method_of(node.of) if called(node.of) else node.of
+            continue
         path = f"{node.text}.{path}" if node.kind == "get" else f"[{shown(node.key)}].{path}"
         value = node.of if node.kind in ("get", "item") else None
 
@@ -267,6 +271,9 @@ def shown(value: Any) -> str:
         return _short(f"functools.partial({shown(value.func)}, ...)")
     if hasattr(value, "__qualname__"):  # a function or a class
         return "a lambda" if value.__name__ == "<lambda>" else str(value.__name__)
+    if isinstance(value, list | tuple):
+        items = ", ".join(map(shown, value))
+        return _short(f"[{items}]" if isinstance(value, list) else f"({items})")
     if type(value).__module__ != "builtins":
         return f"an object of the class {type(value).__name__}"
     return _short(repr(value).replace(OPEN, "{").replace(CLOSE, "}"))
