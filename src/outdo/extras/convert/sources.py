@@ -1,5 +1,6 @@
 """Read a file of another library, and the words after it on the command line: YAML, a shell script, settings alone."""
 
+import math
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +34,8 @@ WITHOUT_SETTINGS = ("activate", ".bashrc", ".profile", "conda.sh", "set_env.sh",
 """The ends of the names of files that prepare a shell, and set nothing of a training."""
 
 MAIN = "verl.trainer.main_ppo"
-PROCESSES = ("num_processes", "nproc_per_node", "num_gpus", "nproc-per-node")
-"""The flags with which accelerate, torchrun and deepspeed are told how many processes to start."""
+LAUNCHER = re.compile(r"accelerate|torchrun|deepspeed|torch\.distributed")
+"""What starts several processes."""
 
 Command = list[str]
 
@@ -163,6 +164,8 @@ def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
         written = {}  # the script itself has read them
         reading = replace(of_script, how=f"{reading.how} {of_script.how}", missing=reading.missing + of_script.missing)
     reading.processes = _processes(launch, path)
+    if reading.processes is None and LAUNCHER.search(" ".join(command[:start])):
+        reading.remarks.append("the number of processes is not known: the batch is that of --processes, by default 1")
     return _over(reading, written | _key_values(words))
 
 
@@ -195,10 +198,20 @@ def _yaml_of_trl(name: str, path: Path, reading: Configuration) -> Settings:
 
 
 def _processes(launch: Mapping[str, Any], path: Path) -> int | None:
-    count = next((launch[name] for name in PROCESSES if isinstance(launch.get(name), int)), None)
-    if count is None and isinstance(name := launch.get("config_file"), str) and (path.parent / name).is_file():
-        count = read_tables(path.parent / name).get("num_processes")
-    return count if isinstance(count, int) and count > 0 else None
+    """Return how many processes accelerate, torchrun or deepspeed is told to start on all nodes together."""
+    total, file = _value(launch, "num_processes"), _value(launch, "config_file")
+    if total is None and isinstance(file, str) and (path.parent / file).is_file():
+        total = read_tables(path.parent / file).get("num_processes")
+    counts = (total, 1)
+    if total is None:
+        counts = _value(launch, "nproc_per_node", "num_gpus"), _value(launch, "nnodes", "num_nodes") or 1
+    return math.prod(counts) if all(isinstance(each, int) and each > 0 for each in counts) else None
+
+
+def _value(launch: Mapping[str, Any], *names: str) -> Any:
+    """Return what the first of these flags says; after its value may stand another word, such as `-m`."""
+    value = next((launch[name] for name in names if name in launch), None)
+    return value[0] if isinstance(value, list) and value else value
 
 
 # ----------------------------------------------------------------------------------------------------- of all libraries
