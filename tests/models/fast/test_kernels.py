@@ -20,6 +20,7 @@ MODELS = {
     "grouped heads": ("qwen3", {"head_dim": 8}),
     "a window": ("mistral", {"sliding_window": 8}),
     "a soft cap": ("gemma2", {"sliding_window": 8, "head_dim": 8, "query_pre_attn_scalar": 8}),
+    "convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
 }
 
 
