@@ -12,6 +12,7 @@ import torch
 import torch.multiprocessing as processes
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from outdo.algorithms.vocabulary_sums import detached_entropy
 from outdo.extras.replicas.launch import RENDEZVOUS
 from outdo.extras.replicas.lockstep import sequence_group
 from outdo.extras.replicas.replicas import Replicas, join
@@ -65,7 +66,7 @@ def kept_bytes(replicas: Replicas, count: int, checkpointing: bool) -> int:
     answers = [tuple(5 + (7 * place) % 200 for place in range(length)) for length in LENGTHS]
     batch = Batch.of_tokens([tuple(range(5, 69))] * len(answers), answers, group=[0] * len(answers))
     with torch.enable_grad(), count_saved(model) as count_of:
-        scores = token_scores(forward, batch, "value", None)
+        scores = token_scores(forward, batch, {"entropy": detached_entropy})
     del scores
     return count_of.bytes
 

@@ -16,7 +16,7 @@ from outdo.algorithms.advantages import group_standardised, per_token
 
 SOURCE = Path(outdo.__file__).parent
 CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-MAX_FILES = 37
+MAX_FILES = 38
 FASTER = ("models/fast/", "rollouts/fast/")
 
 

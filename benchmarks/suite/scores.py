@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.suite.setting import Setting, Turn, Turns
 from benchmarks.suite.work import most_memory, synchronise
+from outdo.algorithms.vocabulary_sums import token_entropy
 from outdo.models.logprobs import chunked_scores
 
 Scores = tuple[Tensor, Tensor]
@@ -20,7 +21,8 @@ def chunked(setting: Setting, turns: Turns) -> None:
 
     def scores(hidden: Tensor, head: nn.Linear, tokens: Tensor) -> Scores:
         temperature = torch.ones(len(tokens), device=hidden.device)
-        return chunked_scores(head, hidden, tokens, temperature, entropy="gradient")
+        logprobs, entropies = chunked_scores(head, hidden, tokens, temperature, sums=[token_entropy])
+        return logprobs, entropies
 
     _run(setting, turns, scores, tokens=setting.case.tokens)
 

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from outdo.algorithms.objectives.target.tpo import tpo as tpo
     from outdo.algorithms.requirements import Requires as Requires
     from outdo.algorithms.requirements import requires as requires
+    from outdo.algorithms.vocabulary_sums import token_entropy as token_entropy
+    from outdo.algorithms.vocabulary_sums import token_logprobs as token_logprobs
     from outdo.data.prompts import Prompts as Prompts
     from outdo.data.prompts import tokenise as tokenise
     from outdo.data.questions import questions_from as questions_from
@@ -96,8 +98,6 @@ if TYPE_CHECKING:
     from outdo.models.device import make_deterministic as make_deterministic
     from outdo.models.logprobs import chunked_scores as chunked_scores
     from outdo.models.logprobs import sequence_logprobs as sequence_logprobs
-    from outdo.models.logprobs import token_entropy as token_entropy
-    from outdo.models.logprobs import token_logprobs as token_logprobs
     from outdo.models.optimiser import OptimiserSettings as OptimiserSettings
     from outdo.models.optimiser import adafactor as adafactor
     from outdo.models.optimiser import adamw as adamw
@@ -244,8 +244,8 @@ HOME = {  # public name: the module that defines it
     "step_metrics": "outdo.run.metrics.metrics",
     "target": "outdo.algorithms.objectives.target.objective",
     "target_essay": "outdo.algorithms.objectives.target.objective",
-    "token_entropy": "outdo.models.logprobs",
-    "token_logprobs": "outdo.models.logprobs",
+    "token_entropy": "outdo.algorithms.vocabulary_sums",
+    "token_logprobs": "outdo.algorithms.vocabulary_sums",
     "tokenise": "outdo.data.prompts",
     "tpo": "outdo.algorithms.objectives.target.tpo",
     "in_turn": "outdo.loop",

@@ -83,4 +83,4 @@ def test_an_objective_with_an_adaptive_coefficient_always_requires_its_inputs():
     )
     assert objective.requires.reference
     bonus = ComposedObjective(surrogate=clip(low=0.2, high=0.2), entropy_bonus=AdaptiveBonus(start=0.0, target=1.0))
-    assert bonus.requires.entropy
+    assert bonus.requires.sums

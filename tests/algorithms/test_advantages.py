@@ -47,6 +47,7 @@ from outdo.algorithms.advantages import (
 )
 from outdo.algorithms.objectives.divergences import k1
 from outdo.algorithms.requirements import Requires, requirements_of
+from outdo.algorithms.vocabulary_sums import token_collision
 from outdo.types import Batch, FinishReason, Rollout
 
 RELATIVE: list[RewardAdvantage] = [
@@ -205,12 +206,14 @@ def test_the_optimal_token_baseline_by_hand() -> None:
     """Two answers of 2 and 1 tokens with the rewards 1 and 0, π = 1/2 and 1/4, 1/2, Σπ² = 1/2 everywhere."""
     batch = batch_of([rollout(2, 1.0), rollout(1, 0.0)])
     old = torch.tensor([[0, 0.5, 0.5], [0, 0.25, 0]], dtype=torch.float64).log()
-    batch = batch.with_(old_logprobs=old, old_collision=torch.full_like(old, 0.5), rewards=batch.rewards.double())
+    batch = batch.with_(
+        old_logprobs=old, old_sums={"collision": torch.full_like(old, 0.5)}, rewards=batch.rewards.double()
+    )
     # W: .5 and 1 - .5 + .5 = 1 for the first tokens; B = (1 × .5 + 0 × 1) / 1.5 = 1/3. The second token is alone.
     assert_close(filled(batch, optimal_token)[batch.loss_mask], rewards(2 / 3, 1, -1 / 3))
     without = partial(optimal_token, zero_tail=False)
     assert_close(filled(batch, without)[batch.loss_mask], rewards(2 / 3, 0, -1 / 3))
-    assert requirements_of(without) == Requires(old_logprobs=True, old_collision=True)
+    assert requirements_of(without) == Requires(old_logprobs=True, old_sums={"collision": token_collision})
 
 
 def test_rounding_cannot_move_the_optimal_token_baseline_beyond_the_returns() -> None:
@@ -218,7 +221,7 @@ def test_rounding_cannot_move_the_optimal_token_baseline_beyond_the_returns() ->
     batch = batch_of([rollout(1, 1.0), rollout(1, 0.0)])
     old = torch.tensor([[0, 0.99], [0, 0.98]], dtype=torch.float64).log()
     collision = torch.tensor([[0, 0.9785], [0, 0.9616]], dtype=torch.float64)  # 1 - 2π + Σπ²: -0.0015 and 0.0016
-    batch = batch.with_(old_logprobs=old, old_collision=collision, rewards=batch.rewards.double())
+    batch = batch.with_(old_logprobs=old, old_sums={"collision": collision}, rewards=batch.rewards.double())
     assert_close(filled(batch, optimal_token)[batch.loss_mask], rewards(16 / 17, -1 / 17))
 
 
@@ -236,7 +239,9 @@ def test_the_optimal_token_baseline_equals_verls_loops(zero_tail: bool) -> None:
         places = {i: batch.loss_mask[i].nonzero().squeeze(1).tolist() for i in rows}
         paths: dict[int, list[float]] = {}
         for i in rows:
-            terms = [float(1 - 2 * batch.old_logprobs[i, t].exp() + batch.old_collision[i, t]) for t in places[i]]
+            terms = [
+                float(1 - 2 * batch.old_logprobs[i, t].exp() + batch.old_sums["collision"][i, t]) for t in places[i]
+            ]
             paths[i] = [sum(terms[: k + 1]) for k in range(len(terms))]
         for i in rows:
             for k, t in enumerate(places[i]):
@@ -461,7 +466,7 @@ def complete(members: list[list[Rollout]]) -> Batch:
         baselines=parts.round(),
         reward_parts={"a": batch.rewards.double(), "b": parts.where(numbers % 4 != 1, torch.nan)},
         old_logprobs=noise(),
-        old_collision=noise().abs() + 1.0,
+        old_sums={"collision": noise().abs() + 1.0},
         ref_logprobs=noise(),
         values=noise(),
     )
@@ -469,11 +474,15 @@ def complete(members: list[list[Rollout]]) -> Batch:
 
 def filled_outside_mask(batch: Batch, fill: float, columns: int = 0) -> Batch:
     """Write `fill` into all per-token numbers outside `loss_mask`, and append `columns` more columns of it."""
-    names = ("old_logprobs", "old_collision", "ref_logprobs", "values", "rollout_logprobs")
-    spoilt = {name: getattr(batch, name).where(batch.loss_mask, fill) for name in names}
-    wide = {name: pad(value, (0, columns), value=fill) for name, value in spoilt.items()}
+    names = ("old_logprobs", "ref_logprobs", "values", "rollout_logprobs")
+
+    def wide(values: Tensor) -> Tensor:
+        return pad(values.where(batch.loss_mask, fill), (0, columns), value=fill)
+
+    numbers = {name: wide(getattr(batch, name)) for name in names}
+    sums = {name: wide(values) for name, values in batch.old_sums.items()}
     masks = {name: pad(getattr(batch, name), (0, columns)) for name in ("token_ids", "attention_mask", "loss_mask")}
-    return batch.with_(**wide, **masks, turn=pad(batch.turn, (0, columns), value=-1))
+    return batch.with_(**numbers, **masks, old_sums=sums, turn=pad(batch.turn, (0, columns), value=-1))
 
 
 @EVERY_ADVANTAGE

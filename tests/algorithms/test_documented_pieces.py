@@ -64,8 +64,8 @@ def test_a_recipe_replaces_the_same_pieces_as_replace_in_python(recipes: list[Re
     assert isinstance(objective, ComposedObjective)
     assert (objective.level, objective.weight, objective.entropy_bonus) == (sequence, sequence_mean, 0.001)
     assert objective.surrogate == Clip(low=0.2, high=0.3) == dapo(clip_high=0.3).surrogate
-    assert objective.requires.old_entropy
-    assert objective.requires.entropy
+    assert objective.requires.old_sums
+    assert objective.requires.sums
 
 
 def test_custom_pieces_work_like_named_ones(recipes: list[Recipe]) -> None:

@@ -30,6 +30,7 @@ from outdo.algorithms.objectives.surrogates import (
 )
 from outdo.algorithms.objectives.weights import every_row, prompt_mean, sequence_mean, sequence_sum
 from outdo.algorithms.requirements import Requires, requirements_of
+from outdo.algorithms.vocabulary_sums import token_entropy
 from outdo.types import Batch, Rollout
 
 Groups = list[list[Rollout]]
@@ -380,16 +381,16 @@ def test_high_entropy_keeps_the_advantage_of_only_the_most_uncertain_tokens() ->
     batch, _ = with_noise(batch_of([rollout(4, 1.0), rollout(6, 0.0, mask=(True,) * 5 + (False,))]))
     entropy = torch.linspace(0, 1, batch.token_ids.numel()).view_as(batch.token_ids)
     spoilt = entropy.where(batch.loss_mask, math.inf)
-    kept = high_entropy(share=0.25)(batch.with_(old_entropy=spoilt)).advantages
+    kept = high_entropy(share=0.25)(batch.with_(old_sums={"entropy": spoilt})).advantages
     trained = entropy[batch.loss_mask]
     assert_close(kept[batch.loss_mask], batch.advantages[batch.loss_mask] * (trained >= trained.quantile(0.75)))
     assert kept[batch.loss_mask].count_nonzero() == 3  # of 9: the quantile is the third
-    assert requirements_of(high_entropy()) == Requires(old_entropy=True)
+    assert requirements_of(high_entropy()) == Requires(old_sums={"entropy": token_entropy})
     for share in (0.1, 0.2, 0.3, 0.7, 1.0):
-        kept = high_entropy(share=share)(batch.with_(old_entropy=spoilt)).advantages
+        kept = high_entropy(share=share)(batch.with_(old_sums={"entropy": spoilt})).advantages
         assert kept[batch.loss_mask].ne(0).equal(trained >= trained.quantile(1 - share))
     empty, logprobs = with_noise(batch_of([rollout(0)]))
-    assert high_entropy()(empty.with_(old_entropy=logprobs)).advantages is not None
+    assert high_entropy()(empty.with_(old_sums={"entropy": logprobs})).advantages is not None
 
 
 def covariances(batch: Batch) -> Tensor:

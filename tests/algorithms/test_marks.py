@@ -62,7 +62,7 @@ def batch(*groups: tuple[float, ...]) -> Batch:
     old, reference, values = -torch.rand(3, *made.token_ids.shape, generator=random) - 0.1
     return made.with_(
         old_logprobs=old,
-        old_collision=(2 * old).exp() + 0.1,
+        old_sums={"collision": (2 * old).exp() + 0.1},
         ref_logprobs=reference,
         values=values,
         baselines=torch.full_like(made.rewards, 0.25),
@@ -141,16 +141,23 @@ def test_an_advantage_works_with_a_kl_in_the_reward_unless_it_is_marked(name: st
         assert bool(facts.not_with_kl_in_reward) == (effect != "small")
 
 
-FIELDS = {"reference": "ref_logprobs", "old_logprobs": "old_logprobs", "old_collision": "old_collision"}
-FIELDS |= {"values": "values", "baselines": "baselines", "right": "right"}
+MISSING = {
+    "reference": {"ref_logprobs": None},
+    "old_logprobs": {"old_logprobs": None},
+    "old_sums": {"old_sums": {}},
+    "values": {"values": None},
+    "baselines": {"baselines": None},
+    "right": {"right": None},
+}
+"""A batch without what each requirement names."""
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_an_advantage_requires_what_it_misses_when_it_is_not_there(name: str) -> None:
     given, missed = batch(UNEVEN, RIGHT_ALIKE), set()
-    for requirement, field in FIELDS.items():
+    for requirement, without in MISSING.items():
         try:
-            same = advantages_of(name, given).equal(advantages_of(name, given.with_(**{field: None})))
+            same = advantages_of(name, given).equal(advantages_of(name, given.with_(**without)))
         except (UserError, ValueError):
             same = False
         missed |= set() if same else {requirement}

@@ -141,10 +141,10 @@ def test_supervised_fine_tuning_is_the_mean_log_likelihood_of_the_trained_tokens
 def test_the_terms_add_up_to_the_loss() -> None:
     batch, logprobs = with_noise(batch_of(*RAGGED))
     objective = replace(grpo(beta=0.5), entropy_bonus=0.1)
-    terms = objective(TokenScores(logprobs=logprobs, entropy=-logprobs), batch)
+    terms = objective(TokenScores(logprobs=logprobs, sums={"entropy": -logprobs}), batch)
     assert_close(terms.loss, terms.divergence - terms.policy - terms.entropy)
     assert_close(terms.entropy, 0.1 * (sequence_mean(batch) * -logprobs.where(batch.loss_mask, 0.0)).sum())
-    assert objective.requires.entropy
+    assert objective.requires.sums
     assert objective.requires.reference
 
 

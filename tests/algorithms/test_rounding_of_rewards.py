@@ -224,7 +224,7 @@ def test_the_first_token_of_episodes_with_equal_rewards_has_an_advantage_of_exac
     """All of the rewards come after it, so it has the reward of the episode as its return."""
     batch = batch_of([episode(turns) for turns in episodes])
     ones = torch.ones(batch.token_ids.shape)
-    batch = batch.with_(old_logprobs=-ones, old_collision=ones / 2, baselines=batch.rewards)
+    batch = batch.with_(old_logprobs=-ones, old_sums={"collision": ones / 2}, baselines=batch.rewards)
     assert OF_BATCHES[name](batch).advantages[:, 1].tolist() == [0.0] * len(episodes)
 
 

@@ -59,7 +59,7 @@ def test_a_piece_that_returns_a_wrong_shape_is_named_with_the_returned_and_expec
 
 
 def call(objective: Any) -> Any:
-    return objective(TokenScores(logprobs=LOGPROBS, entropy=LOGPROBS.abs()), BATCH)
+    return objective(TokenScores(logprobs=LOGPROBS, sums={"entropy": LOGPROBS.abs()}), BATCH)
 
 
 @pytest.mark.parametrize("number", [2, 0.5, torch.tensor(0.5)])

@@ -9,6 +9,7 @@ from policy_cases import WithoutBackward, frozen_numbers, two_groups
 from torch import Tensor
 
 from outdo.algorithms.objectives.presets import grpo
+from outdo.algorithms.vocabulary_sums import token_collision
 from outdo.models.adapter import adapter_config, attach, trained_weights
 from outdo.models.base_weights import Weights
 from outdo.models.critic import own_model
@@ -73,8 +74,9 @@ def test_a_base_in_bfloat16_trains_samples_and_scores_with_the_same_bits(adapter
         for _ in range(2):
             policy.update(two_groups(), grpo(beta=0.0))
         batch = two_groups()
-        scored = [each(batch) for each in (policy.logprobs, reference.logprobs, critic.values, policy.collision)]
-        return [*scored, *trained_weights(policy.model).values()], sampled, bytes_of(policy)
+        scored = [each(batch) for each in (policy.logprobs, reference.logprobs, critic.values)]
+        collision = policy.measure(batch, {"collision": token_collision}).sums["collision"]
+        return [*scored, collision, *trained_weights(policy.model).values()], sampled, bytes_of(policy)
 
     (four, four_sampled, four_bytes), (two, two_sampled, two_bytes) = outcome("float32"), outcome("bfloat16")
     assert all(a.equal(b) for a, b in zip(four, two, strict=True))

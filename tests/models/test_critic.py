@@ -301,7 +301,7 @@ def test_the_loop_measures_how_often_two_draws_are_equal_where_it_is_required(ar
     models = Models.of(policy, uniform, advantage=optimal_token)
     (step,) = islice(loop(models, [[]], answers, optimal_token, uniform), 1)
     batch = step.batch
-    found = batch.old_collision
+    found = batch.old_sums["collision"]
     assert found[~batch.loss_mask].eq(0).all()
     with torch.no_grad():
         logits = fresh(arch).model(batch.token_ids, attention_mask=batch.attention_mask.long()).logits  # [B, T, V]

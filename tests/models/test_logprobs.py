@@ -10,15 +10,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import assert_close
 
-from outdo.models.logprobs import (
-    Entropy,
-    chunked_scores,
-    predecessors,
-    sequence_logprobs,
+from outdo.algorithms.vocabulary_sums import (
+    VocabularySum,
+    detached_entropy,
+    token_collision,
     token_entropy,
     token_logprobs,
-    top_tokens,
 )
+from outdo.models.logprobs import chunked_scores, predecessors, sequence_logprobs, top_tokens
 
 VOCABULARY, HIDDEN, TOKENS = 11, 6, 13
 MISSING = (1e-2, 4.5e-5, 6e-6, 8e-7, 1e-9, 1e-12)
@@ -95,21 +94,38 @@ def test_the_entropy_is_that_of_the_whole_distribution() -> None:
     assert_close(token_entropy(torch.zeros(1, 8)), torch.full((1,), math.log(8)), tolerance=1e-6)
 
 
-def scored(chunk: int, entropy: Entropy) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Log-probabilities, entropies, and the gradients of a mixture of both by hidden states and head."""
+Sums = tuple[VocabularySum, ...]
+
+
+def cubes(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Σ_v p_v³, a sum of this test."""
+    return (logits / temperature[:, None]).softmax(1).pow(3).sum(1)
+
+
+SUMS: list[Sums] = [(), (detached_entropy,), (token_entropy,), (cubes, token_entropy, token_collision)]
+
+
+def mixture(logprobs: Tensor, *sums: Tensor) -> Tensor:
+    """A loss of log-probabilities and sums."""
+    tokens = len(logprobs)
+    return (
+        sum((value * noise(tokens, seed=5 + n)).sum() for n, value in enumerate(sums))
+        + (logprobs * noise(tokens, seed=4)).sum()
+    )
+
+
+def scored(chunk: int, sums: Sums) -> list[Tensor]:
+    """Log-probabilities, sums, and the gradients of a mixture of them by hidden states and head."""
     hidden = noise(TOKENS, HIDDEN, seed=2).requires_grad_()
     matrix = noise(HIDDEN, VOCABULARY, seed=3).requires_grad_()
     temperature = torch.linspace(0.5, 1.5, TOKENS, dtype=torch.float64)
-    logprobs, entropies = chunked_scores(
-        lambda rows: rows @ matrix, hidden, ids(TOKENS), temperature, entropy=entropy, chunk=chunk
-    )
-    mixture = (logprobs * noise(TOKENS, seed=4)).sum() + (entropies * noise(TOKENS, seed=5)).sum()
-    return logprobs.detach(), entropies.detach(), list(torch.autograd.grad(mixture, [hidden, matrix]))
+    scores = chunked_scores(lambda rows: rows @ matrix, hidden, ids(TOKENS), temperature, sums=sums, chunk=chunk)
+    return [*(value.detach() for value in scores), *torch.autograd.grad(mixture(*scores), [hidden, matrix])]
 
 
-@given(st.integers(1, TOKENS + 2), st.sampled_from(["none", "value", "gradient"]))
-def test_chunks_change_neither_value_nor_gradient(chunk: int, entropy: Entropy) -> None:
-    assert_close(scored(chunk, entropy), scored(10**6, entropy))
+@given(st.integers(1, TOKENS + 2), st.sampled_from(SUMS))
+def test_chunks_change_neither_value_nor_gradient(chunk: int, sums: Sums) -> None:
+    assert_close(scored(chunk, sums), scored(10**6, sums))
 
 
 # ---------------------------------------------------------------------------------------------------- confident tokens
@@ -129,12 +145,12 @@ def of_linear_head(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         head.weight.zero_()[:VOCABULARY] = torch.eye(VOCABULARY)
         head.weight[VOCABULARY:, 4] = -1.0  # words that are never said beside a confident token
-    return chunked_scores(head, logits, token, torch.ones(1), entropy="gradient", chunk=1)
+    return chunked_scores(head, logits, token, torch.ones(1), sums=[token_entropy], chunk=1)
 
 
 WAYS = {
     "logits": lambda logits, token: (token_logprobs(logits, token), token_entropy(logits)),
-    "other head": lambda logits, token: chunked_scores(lambda x: x, logits, token, torch.ones(1), entropy="gradient"),
+    "other head": lambda logits, token: chunked_scores(lambda x: x, logits, token, torch.ones(1), sums=[token_entropy]),
     "linear head": of_linear_head,
 }
 
@@ -181,52 +197,49 @@ def linear(dtype: torch.dtype = torch.float64, *, bias: bool = False) -> nn.Line
 
 
 def by_head(
-    head: nn.Linear, *, tokens: int, entropy: Entropy, chunk: int | None, coldest: float = 0.5, plain: bool = False
+    head: nn.Linear, *, tokens: int, sums: Sums, chunk: int | None, coldest: float = 0.5, plain: bool = False
 ) -> list[Tensor]:
-    """Log-probabilities, entropies, and the gradients of a mixture of both by hidden states and trained weights."""
+    """Log-probabilities, sums, and the gradients of a mixture of them by hidden states and trained weights."""
     dtype = head.weight.dtype
     hidden = noise(tokens, HIDDEN, seed=2).to(dtype).requires_grad_()
     token_ids = torch.randint(WORDS, (tokens,), generator=torch.Generator().manual_seed(1))
     temperature = torch.linspace(coldest, 1.5, tokens, dtype=dtype)
     if plain:
         logits = head(hidden)
-        logprobs = token_logprobs(logits, token_ids, temperature)
-        entropies = token_entropy(logits if entropy == "gradient" else logits.detach(), temperature)
-        entropies = torch.zeros_like(logprobs) if entropy == "none" else entropies
+        scores = token_logprobs(logits, token_ids, temperature), *(each(logits, temperature) for each in sums)
     else:
-        logprobs, entropies = chunked_scores(head, hidden, token_ids, temperature, entropy=entropy, chunk=chunk)
-    mixture = (logprobs * noise(tokens, seed=4)).sum() + (entropies * noise(tokens, seed=5)).sum()
+        scores = chunked_scores(head, hidden, token_ids, temperature, sums=sums, chunk=chunk)
     trained = [hidden, *(weight for weight in head.parameters() if weight.requires_grad)]
-    return [logprobs.detach(), entropies.detach(), *torch.autograd.grad(mixture, trained)]
+    return [*(value.detach() for value in scores), *torch.autograd.grad(mixture(*scores), trained)]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @given(
     tokens=st.integers(1, 40),
     chunk=st.none() | st.integers(1, 50),
-    entropy=st.sampled_from(["none", "value", "gradient"]),
+    sums=st.sampled_from(SUMS),
     bias=st.booleans(),
     coldest=st.floats(0.05, 2),
 )
 def test_a_linear_head_in_parts_equals_the_head_as_a_whole(
-    dtype: torch.dtype, tolerance: float, tokens: int, chunk: int | None, entropy: Entropy, bias: bool, coldest: float
+    dtype: torch.dtype, tolerance: float, tokens: int, chunk: int | None, sums: Sums, bias: bool, coldest: float
 ) -> None:
     head = linear(dtype, bias=bias)
-    how = {"tokens": tokens, "entropy": entropy, "chunk": chunk, "coldest": coldest}
+    how = {"tokens": tokens, "sums": sums, "chunk": chunk, "coldest": coldest}
     for found, expected in zip(by_head(head, **how), by_head(head, plain=True, **how), strict=True):
         assert (found - expected).norm() <= tolerance * expected.norm().clamp(min=1)
 
 
-@pytest.mark.parametrize("entropy", ["value", "gradient"])
-def test_the_gradient_of_a_linear_head_is_the_derivative(entropy: Entropy) -> None:
+@pytest.mark.parametrize("sums", SUMS)
+def test_the_gradient_of_a_linear_head_is_the_derivative(sums: Sums) -> None:
     token_ids, temperature = torch.tensor([0, 699, 300]), torch.tensor([0.7, 1.0, 1.3], dtype=torch.float64)
 
     def score(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         head = linear()
         del head.weight
         head.weight = weight  # a tensor, not a parameter: gradcheck moves it
-        scores = chunked_scores(head, hidden, token_ids, temperature, entropy=entropy, chunk=1)
-        return scores if entropy == "gradient" else scores[:1]
+        scores = chunked_scores(head, hidden, token_ids, temperature, sums=sums, chunk=1)
+        return tuple(value for value in scores if value.requires_grad)
 
     weight = linear().weight.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(score, (noise(3, HIDDEN).requires_grad_(), weight), fast_mode=True)
@@ -249,33 +262,33 @@ def test_a_linear_head_computes_at_most_the_logits_of_a_chunk_at_a_time() -> Non
     tokens, chunk = 400, 150
     head, hidden = linear(torch.float32), noise(tokens, HIDDEN).float().requires_grad_()
     with Largest() as largest:
-        logprobs, _ = chunked_scores(head, hidden, ids(tokens), torch.ones(tokens), chunk=chunk)
+        (logprobs,) = chunked_scores(head, hidden, ids(tokens), torch.ones(tokens), chunk=chunk)
         logprobs.sum().backward()
     assert chunk * WORDS * 0.9 < largest.numbers <= chunk * WORDS
 
 
 def test_a_frozen_head_gets_no_gradient_and_passes_it_on() -> None:
-    how = {"tokens": TOKENS, "entropy": "gradient", "chunk": None}
-    expected = by_head(linear(), **how)[2]
+    how = {"tokens": TOKENS, "sums": (token_entropy, cubes), "chunk": None}
+    expected = by_head(linear(), **how)[3]
     found = by_head(linear().requires_grad_(False), **how)
-    assert len(found) == 3
-    assert_close(found[2], expected)
+    assert len(found) == 4
+    assert_close(found[3], expected)
 
 
-def test_entropies_do_not_change_a_bit_of_the_log_probabilities() -> None:
+def test_sums_do_not_change_a_bit_of_the_log_probabilities() -> None:
     """Those measured beforehand are those of the update."""
     head, hidden, token_ids = linear(torch.float32), noise(TOKENS, HIDDEN).float(), ids(TOKENS)
     rows = (head, hidden, token_ids, torch.ones(TOKENS))
     with torch.no_grad():
         expected = chunked_scores(*rows)[0]
-    for entropy in ("none", "value", "gradient"):
-        assert chunked_scores(*rows, entropy=entropy)[0].equal(expected)
+    for sums in SUMS:
+        assert chunked_scores(*rows, sums=sums)[0].equal(expected)
 
 
 def test_autocast_applies_to_products_alone() -> None:
     head, hidden, token_ids = linear(torch.float32), noise(TOKENS, HIDDEN).float(), ids(TOKENS)
     with torch.autocast("cpu", torch.bfloat16):
-        logprobs, entropies = chunked_scores(head, hidden, token_ids, torch.ones(TOKENS), entropy="value")
+        logprobs, entropies = chunked_scores(head, hidden, token_ids, torch.ones(TOKENS), sums=[detached_entropy])
         logits = head(hidden)
     (gradient,) = torch.autograd.grad(logprobs.sum(), head.weight)
     assert logits.dtype == torch.bfloat16

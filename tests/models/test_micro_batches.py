@@ -8,6 +8,7 @@ from engine_cases import apart, fresh, ragged
 from policy_cases import ADVANTAGE, ALL_TERMS, prepared, updated
 
 from outdo.algorithms.objectives.presets import grpo
+from outdo.algorithms.vocabulary_sums import token_collision
 from outdo.models.critic import Critic, own_head, own_model
 from outdo.models.forward import Forward
 from outdo.models.scorer import BatchSizes
@@ -66,12 +67,13 @@ def test_micro_batches_are_halved_until_they_fit_into_memory(monkeypatch):
     assert found.metrics["updates/refused"] == 0
 
 
-WHOLE = pytest.mark.parametrize(
-    "measure", [lambda policy, batch: [policy.collision(batch)], lambda policy, batch: policy.top(batch, 3)]
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda policy, batch: [policy.measure(batch, {"collision": token_collision}).sums["collision"]],
+        lambda policy, batch: policy.top(batch, 3),
+    ],
 )
-
-
-@WHOLE
 def test_those_of_whole_distributions_are_halved_too(monkeypatch, measure):
     policy = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400))
     scarce(policy.forward, 60, monkeypatch)
@@ -93,10 +95,9 @@ class OneOfTwo(World):
         return found
 
 
-@WHOLE
-def test_all_processes_halve_those_of_whole_distributions_together(measure):
+def test_all_processes_halve_those_of_whole_distributions_together():
     policy = fresh(batch_sizes=BatchSizes(micro_batch_tokens=400), world=OneOfTwo())
-    assert measure(policy, ragged())[0].any()
+    assert policy.top(ragged(), 3)[0].any()
     assert policy.batch_sizes.micro_batch_tokens == 200
 
 

@@ -15,6 +15,7 @@ from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.presets import grpo
 from outdo.algorithms.objectives.surrogates import clip
 from outdo.algorithms.objectives.weights import Weight, sequence_mean, token_mean
+from outdo.algorithms.vocabulary_sums import token_entropy
 from outdo.models import onednn
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -165,7 +166,7 @@ def test_push_is_minus_the_derivative_of_the_loss():
     batch = prepared()
     update, _ = updated(fresh(batch_sizes=BatchSizes(micro_batch_tokens=40)), batch)
     logprobs = update.tokens["logprobs"].clone().requires_grad_()
-    ALL_TERMS(TokenScores(logprobs=logprobs, entropy=update.tokens["entropy"]), batch).loss.backward()
+    ALL_TERMS(TokenScores(logprobs=logprobs, sums={"entropy": update.tokens["entropy"]}), batch).loss.backward()
     torch.testing.assert_close(update.tokens["push"], -logprobs.grad)
     assert (update.tokens["push"] != 0)[batch.loss_mask].float().mean() > 0.9
 
@@ -175,7 +176,7 @@ def test_log_probabilities_ratios_and_entropies_are_those_before_the_step():
     update, _ = updated(fresh(optimiser=OptimiserSettings(lr=0.1)), batch)
     torch.testing.assert_close(update.tokens["logprobs"], before.logprobs(batch), rtol=0, atol=5e-6)
     torch.testing.assert_close(update.tokens["log_ratio"], update.tokens["logprobs"] - batch.old_logprobs)
-    entropy = before.scores(batch, entropy="value").entropy.detach()
+    entropy = before.scores(batch, {"entropy": token_entropy}).sums["entropy"].detach()
     torch.testing.assert_close(update.tokens["entropy"], entropy, rtol=0, atol=1e-5)
     assert (update.tokens["entropy"][batch.loss_mask] > 0).all()
 

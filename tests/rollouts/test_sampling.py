@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from outdo.models.logprobs import token_logprobs
+from outdo.algorithms.vocabulary_sums import token_logprobs
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.sequences import apply_filters, sample_tokens
 from outdo.utils.rng import Stream, stream_key, uniforms

@@ -97,7 +97,7 @@ def measured(objective: Objective, batch: Batch, logprobs: torch.Tensor) -> Step
     """A step whose only pass found the policy at `logprobs`."""
     batch = objective.prepare(batch)
     push = policy_push(objective, batch, logprobs)
-    scores = TokenScores(logprobs=logprobs, entropy=torch.ones_like(logprobs))
+    scores = TokenScores(logprobs=logprobs, sums={"entropy": torch.ones_like(logprobs)})
     update = one_pass(objective, batch, logprobs)
     tokens = {name: values for name, values in update.tokens.items() if name != "clipped"}
     tokens |= clip_measurements(objective, scores, batch, push)

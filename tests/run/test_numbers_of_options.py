@@ -104,8 +104,7 @@ def measured() -> Batch:
         old_logprobs=old,
         ref_logprobs=old - 0.1,
         rollout_logprobs=old + 0.01,
-        old_entropy=-old,
-        old_collision=(2 * old).exp() + 0.1,
+        old_sums={"entropy": -old, "collision": (2 * old).exp() + 0.1},
         values=old,
         end_values=torch.zeros(len(batch)),
         baselines=torch.zeros(len(batch)),
@@ -117,7 +116,7 @@ def compute(recipe: Recipe, batch: Batch) -> list[torch.Tensor]:
     objective = objective_of(recipe)
     prepared = objective.prepare(compute_advantages(advantage_of(recipe, penalty_of(recipe)), batch))
     logprobs = (batch.old_logprobs + 0.3).clamp(max=-0.01).requires_grad_()
-    terms = objective(TokenScores(logprobs=logprobs, entropy=-logprobs), prepared)
+    terms = objective(TokenScores(logprobs=logprobs, sums={"entropy": -logprobs}), prepared)
     if (stop := stop_of(recipe)) is not None:
         stop(prepared, [Update(metrics={}, tokens={"logprobs": logprobs.detach()})] * 2)
     model = torch.nn.Linear(2, 2)

@@ -91,8 +91,10 @@ def batched(groups: Sequence[Sequence[Played]]) -> tuple[Batch, list[list[Key]]]
         old_logprobs=old,
         ref_logprobs=old + measured("reference", -0.5, 0.5),
         rollout_logprobs=old + measured("engine", -0.1, 0.1),
-        old_entropy=measured("entropy", 0.0, 2.0),
-        old_collision=(2 * old).exp() + measured("collision", 0.0, 0.1),
+        old_sums={
+            "entropy": measured("entropy", 0.0, 2.0),
+            "collision": (2 * old).exp() + measured("collision", 0.0, 0.1),
+        },
         values=old + measured("values", -0.5, 0.09),  # log πθ of objectives as well
         baselines=torch.full((len(batch),), 0.25, dtype=torch.float64),
     ), keys

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outdo.algorithms.advantages import gae
 from outdo.algorithms.objectives.presets import grpo, gspo
+from outdo.algorithms.vocabulary_sums import detached_entropy, token_collision, token_entropy
 from outdo.extras.replicas import ulysses
 from outdo.extras.replicas.lockstep import LockstepReplicas
 from outdo.extras.replicas.replicas import Replicas
@@ -58,11 +59,11 @@ def assert_same_update(replicas: Replicas, arch: str, objective: object, bound: 
     """Scores, metrics and the gradient of an update are those of one process."""
     alone, parts = (policy(arch, world=world, **how) for world in (ALONE, in_groups(replicas)))
     batch = prepared(policy=policy(arch, **how))
-    for entropy in ("none", "value"):
-        expected, found = (each.measure(batch, entropy=entropy) for each in (alone, parts))  # type: ignore[arg-type]
+    for sums in ({}, {"entropy": token_entropy, "collision": token_collision}):
+        expected, found = (each.measure(batch, sums) for each in (alone, parts))
         assert_close(found.logprobs, expected.logprobs, bound)
-        if expected.entropy is not None and found.entropy is not None:
-            assert_close(found.entropy, expected.entropy, bound)
+        for name in sums:
+            assert_close(found.sums[name], expected.sums[name], bound)
     (found, mine), (expected, theirs) = (updated(each, batch, objective) for each in (parts, alone))  # type: ignore[arg-type]
     assert_close(mine, theirs, bound)
     assert found.metrics == pytest.approx(expected.metrics, rel=10 * bound, abs=10 * bound)
@@ -176,7 +177,7 @@ def kept(world: World, **how: Any) -> int:
     answers = [tuple(5 + (7 * place) % 200 for place in range(length)) for length in (500, 400)]
     batch = Batch.of_tokens([(5, 6, 7)] * 2, answers, group=[0, 0])
     with torch.enable_grad(), count_saved(model) as count:
-        scores = token_scores(forward, batch, "value", None)
+        scores = token_scores(forward, batch, {"entropy": detached_entropy})
     del scores
     return count.bytes
 

@@ -205,9 +205,9 @@ def trl(trainer: Any, case: Case, *, engine: bool = True, **options: Any) -> Out
 
 def outdo(objective: ComposedObjective, case: Case, advantage: Advantage = STANDARDISED) -> Outcome:
     """Compute loss and gradients from rewards with outdo."""
-    batch = objective.prepare(advantage(case.batch.with_(old_entropy=case.entropy)))
+    batch = objective.prepare(advantage(case.batch.with_(old_sums={"entropy": case.entropy})))
     leaf, entropy = case.logprobs.clone().requires_grad_(), case.entropy.clone().requires_grad_()
-    loss = objective(TokenScores(logprobs=leaf, entropy=entropy), batch).loss
+    loss = objective(TokenScores(logprobs=leaf, sums={"entropy": entropy}), batch).loss
     by_logprobs, by_entropy = torch.autograd.grad(loss, (leaf, entropy), allow_unused=True, materialize_grads=True)
     return loss.detach(), by_logprobs, by_entropy
 

@@ -1,9 +1,13 @@
 """The requirements of a piece: the optional data that it reads. `@requires` marks a piece that has any."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from operator import or_
 from typing import Any, TypeVar
+
+from outdo.algorithms.vocabulary_sums import VocabularySum, token_entropy
 
 Piece = TypeVar("Piece", bound=Callable[..., Any])
 
@@ -14,25 +18,42 @@ class Requires:
 
     reference: bool = False  # `batch.ref_logprobs`
     old_logprobs: bool = False  # `batch.old_logprobs`, even in a single pass over the batch
-    old_entropy: bool = False  # `batch.old_entropy`
-    old_collision: bool = False  # `batch.old_collision`
+    old_sums: Mapping[str, VocabularySum] = field(default_factory=dict)  # `batch.old_sums`
     values: bool = False  # `batch.values`, by a critic
     end_values: bool = False  # `batch.end_values`, by a critic
     baselines: bool = False  # `batch.baselines`: the reward of the greedy answer
-    entropy: bool = False  # `scores.entropy`, with a gradient
+    sums: Mapping[str, VocabularySum] = field(default_factory=dict)  # `scores.sums`, with a gradient
     right: bool = False  # `batch.right`: which answers are right
     whole_groups: bool = False  # no micro-batch may split a group
     whole_batch: bool = False  # all groups of the step: whether an answer gets an advantage depends on other groups
 
+    def __post_init__(self) -> None:
+        if self.sums.get("entropy", token_entropy) is not token_entropy:
+            raise ValueError('sums["entropy"], a metric of every run, is `token_entropy`: give your sum another name')
+
     def __or__(self, other: "Requires") -> "Requires":
-        return Requires(**{each.name: getattr(self, each.name) or getattr(other, each.name) for each in fields(self)})
+        return Requires(
+            **{each.name: _joined(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
+        )
 
 
-def requires(**required: bool) -> Callable[[Piece], Piece]:
-    """Mark a function with its requirements: `@requires(old_logprobs=True)`."""
+def _joined(left: Any, right: Any) -> Any:
+    """Return one requirement of two pieces. Raises `ValueError` if they mean two sums by the same name."""
+    if isinstance(left, bool):
+        return left or right
+    if twice := [name for name in left if right.get(name, left[name]) != left[name]]:
+        raise ValueError(f"two pieces require different sums over the vocabulary by the name {twice[0]!r}: rename one")
+    return {**left, **right}
+
+
+def requires(*same_as: Requires, **required: Any) -> Callable[[Piece], Piece]:
+    """Mark a function with its requirements, the fields of `Requires`: `@requires(old_logprobs=True)`.
+
+    It also gets the requirements `same_as`, those of the pieces that it calls.
+    """
 
     def mark(piece: Piece) -> Piece:
-        piece.requires = Requires(**required)  # type: ignore[attr-defined]
+        piece.requires = reduce(or_, same_as, Requires(**required))  # type: ignore[attr-defined]
         return piece
 
     return mark

@@ -109,20 +109,17 @@ class Models:
             raise ValueError(f"the objective or the advantage needs a {' and a '.join(missing)}: {hint}")
 
     def score(self, batch: Batch, required: Requires, *, passes: int) -> Batch:
-        """Compute old log-probabilities, reference log-probabilities and values where they are required.
+        """Compute old log-probabilities and sums, reference log-probabilities and values where they are required.
 
         In a single pass of a single optimiser step π_old is the policy itself: the forward pass of the training gives
         `old_logprobs` as well. Only a piece that requires them earlier causes a forward pass of their own.
         """
         if batch.totals.tokens == 0:
             return batch
-        if required.old_logprobs or required.old_entropy or passes * self.policy.batch_sizes.minibatches > 1:
+        if required.old_logprobs or required.old_sums or passes * self.policy.batch_sizes.minibatches > 1:
             with span("old"):
-                scores = self.policy.measure(batch, entropy="value" if required.old_entropy else "none")
-            batch = batch.with_(old_logprobs=scores.logprobs, old_entropy=scores.entropy)
-        if required.old_collision:
-            with span("old"):
-                batch = batch.with_(old_collision=self.policy.collision(batch))
+                scores = self.policy.measure(batch, required.old_sums)
+            batch = batch.with_(old_logprobs=scores.logprobs, old_sums=scores.sums)
         if required.reference and self.reference is not None:
             with span("reference"):
                 batch = batch.with_(ref_logprobs=self.reference.logprobs(batch))

@@ -22,7 +22,6 @@ from outdo.models.choose_forward import choose_forward
 from outdo.models.finite import check_finite
 from outdo.models.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
-from outdo.models.logprobs import Entropy
 from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
 from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, ByRows, LossAndGrads, MicroBatched, Scoring, stack_rows
@@ -56,13 +55,10 @@ class ValueForward(Forward):
             hidden, source = super().hidden(batch)
         return hidden, source[:, 1:] if self.after else source
 
-    def scores(
-        self, hidden: Tensor, token_ids: Tensor, temperature: Tensor, *, entropy: Entropy, chunk: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute V [N] of hidden states [N, H], and 0 [N] in place of entropies."""
+    def scores(self, hidden: Tensor, *tokens: Any, **asked: Any) -> tuple[Tensor, ...]:
+        """Compute V [N] of hidden states [N, H]."""
         weight = next(self.value_head.parameters())
-        values = self.value_head(hidden.to(weight.dtype)).squeeze(-1)
-        return values, torch.zeros_like(values)
+        return (self.value_head(hidden.to(weight.dtype)).squeeze(-1),)
 
 
 class Critic(MicroBatched):
@@ -157,9 +153,7 @@ class Critic(MicroBatched):
 
     def _measured(self, scoring: Scoring, batch: Batch) -> Tensor:
         """Compute the scores [B, T] of a batch without gradients, on the CPU."""
-        parts = self._halving_on_oom(
-            lambda: scoring.measure(batch, self.batch_sizes, entropy="none"), self.trained.zero_grad
-        )
+        parts = self._halving_on_oom(lambda: scoring.measure(batch, self.batch_sizes, {}), self.trained.zero_grad)
         return stack_rows([(rows, scores.logprobs) for rows, scores in parts], batch.token_ids.shape[1])
 
     def _gradient(self, batch: Batch) -> ByRows[LossAndGrads]:
@@ -169,7 +163,7 @@ class Critic(MicroBatched):
             [list(range(len(batch)))],
             self._loss,
             self.batch_sizes,
-            entropy="none",
+            {},
             whole_groups=requirements_of(self.weight).whole_groups,
         )
 
@@ -190,7 +184,7 @@ class Critic(MicroBatched):
             loss = (error * weights[mask]).sum() / 2
         (by_values,) = torch.autograd.grad(loss, predicted)
         terms = {"loss": float(loss.detach()), "clipped": float(clipped.sum())}
-        return LossAndGrads(terms, {"values": predicted.detach()}, (by_values, None))
+        return LossAndGrads(terms, {"values": predicted.detach()}, TokenScores(logprobs=by_values))
 
     def state(self) -> dict[str, Any]:
         """Return weights, without the frozen ones, optimiser state, and the size of micro-batches.

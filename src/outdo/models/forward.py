@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from outdo.algorithms.vocabulary_sums import VocabularySum
 from outdo.models.conversations import conversations
-from outdo.models.logprobs import Entropy, chunked_scores, predecessors
+from outdo.models.logprobs import chunked_scores, predecessors
 from outdo.models.onednn import LINEAR, ONEDNN, Gradients
 from outdo.models.rounding import tolerance
 from outdo.models.sharding import Sharding, sharding_of
@@ -170,31 +171,37 @@ class Forward:
             return self.model(**inputs, use_cache=False).logits
 
     def scores_at(
-        self, batch: Batch, rows: Tensor, columns: Tensor, *, entropy: Entropy, chunk: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute log-probabilities [N] and entropies [N] of the tokens of a batch at `rows` and `columns` [N].
-
-        See `chunked_scores`.
-        """
+        self,
+        batch: Batch,
+        rows: Tensor,
+        columns: Tensor,
+        *,
+        sums: Sequence[VocabularySum] = (),
+        chunk: int | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Compute log-probabilities [N], then each sum [N], of the tokens of a batch at `rows` and `columns` [N]."""
         hidden, source = self.hidden(batch)
-        at, token_ids, temperature = source[rows, columns], batch.token_ids[rows, columns], batch.temperature[rows]
         # A prompt's last state is taken once for each of its answers: the backward pass of `hidden[at]` adds these
         # in an order that depends on the threads.
-        return self.scores(hidden.index_select(0, at), token_ids, temperature, entropy=entropy, chunk=chunk)
+        at = source[rows, columns]
+        return self.scores(hidden.index_select(0, at), batch, rows, columns, sums=sums, chunk=chunk)
 
     def scores(
-        self, hidden: Tensor, token_ids: Tensor, temperature: Tensor, *, entropy: Entropy, chunk: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute log-probabilities [N] and entropies [N] of the tokens that `hidden` [N, H] predicts.
-
-        See `chunked_scores`.
-        """
+        self,
+        hidden: Tensor,
+        batch: Batch,
+        rows: Tensor,
+        columns: Tensor,
+        *,
+        sums: Sequence[VocabularySum],
+        chunk: int | None,
+    ) -> tuple[Tensor, ...]:
+        """Compute the same from the hidden states [N, H] that predict the tokens: see `chunked_scores`."""
+        token_ids, temperature = batch.token_ids[rows, columns], batch.temperature[rows]
         with self.precision():
             head: nn.Module = self.model.get_output_embeddings()  # type: ignore[assignment]
             linear = self.plain_head and type(head) in LINEAR
-            return chunked_scores(
-                head if linear else self.head, hidden, token_ids, temperature, entropy=entropy, chunk=chunk
-            )
+            return chunked_scores(head if linear else self.head, hidden, token_ids, temperature, sums=sums, chunk=chunk)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Compute logits [N, V] of hidden states [N, H]; if the head is not plain, `hidden` holds logits already."""

@@ -67,7 +67,7 @@ def mean_logprob(forward: Forward) -> Tensor:
     batch = small_batch(forward.model.config.get_text_config().vocab_size).to(forward.device)
     rows, columns = batch.loss_mask.nonzero(as_tuple=True)
 
-    logprobs, _ = forward.with_weights(partial(forward.scores_at, batch, rows, columns, entropy="none"))
+    (logprobs,) = forward.with_weights(partial(forward.scores_at, batch, rows, columns))
     return logprobs.double().mean()
 
 

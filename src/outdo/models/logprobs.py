@@ -1,11 +1,11 @@
-"""Log-probabilities and entropies of chosen tokens, computed in parts so that [B, T, V] never exists.
+"""Log-probabilities of chosen tokens and sums over the vocabulary, computed in parts so that [B, T, V] never exists.
 
 Only this module shifts logits against the tokens that they predict: `predecessors` returns which position predicts
 which token. Everywhere else in outdo, an index is that of a token.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,19 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
+from outdo.algorithms.vocabulary_sums import (
+    VocabularySum,
+    detached_entropy,
+    log_probability,
+    scaled,
+    token_entropy,
+    token_logprobs,
+)
 from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
 from outdo.models.onednn import LINEAR, current_gradients, product
 
-Entropy = Literal["none", "value", "gradient"]
 Head = Callable[[Tensor], Tensor]  # hidden states [N, H] -> logits [N, V]
+CHUNK = 1024  # tokens of which a head, or a sum, has all logits at once
 
 
 def predecessors(length: int, device: torch.device | None = None) -> Tensor:
@@ -28,42 +36,12 @@ def predecessors(length: int, device: torch.device | None = None) -> Tensor:
     return (torch.arange(length, device=device) - 1).clamp(min=0)
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """Compute log softmax(logits / temperature) at chosen tokens: logits [..., V], token_ids [...] -> [...] float32.
-
-    `logits[i]` must already be those that predict `token_ids[i]`. `temperature` broadcasts against `token_ids`.
-    Float64 logits stay float64. A token whose logit is +inf has NaN.
-
-    The token is left out of the sum over the vocabulary, -log p_t = log(1 + Σ_{v≠t} exp(z_v - z_t)): where p_t is near
-    1, z_t - log Σ_v exp(z_v) is a difference of nearly equal numbers (arXiv 2610.31642). In float32 that difference is
-    off by 7 % at 1 - p_t = 6e-6 and 0 from 8e-7 on, and so is the gradient 1 - p_t.
-    """
-    scaled, at = _scaled(logits, temperature), token_ids[..., None]
-    chosen = scaled.gather(-1, at).squeeze(-1)
-    others = scaled.scatter(-1, at, torch.finfo(scaled.dtype).min).logsumexp(-1)
-    return _log_probability(chosen, chosen - others)
-
-
-def token_entropy(logits: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """Compute H = -Σ_v p_v log p_v of softmax(logits / temperature), in nats: [..., V] -> [...]."""
-    logprobs = _scaled(logits, temperature).log_softmax(-1)
-    likeliest = logprobs.argmax(-1)
-    logprobs = logprobs.scatter(-1, likeliest[..., None], token_logprobs(logits, likeliest, temperature)[..., None])
-    return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(-1)
-
-
-def token_collision(logits: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """Compute Σ_v p_v² of softmax(logits / temperature), how often two draws are equal: [..., V] -> [...]."""
-    return _scaled(logits, temperature).softmax(-1).square().sum(-1)
-
-
 def top_tokens(logits: Tensor, temperature: Tensor | float, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` most probable tokens of softmax(logits / temperature) and their log-probabilities.
 
     [..., V] -> [..., K] int64 and [..., K] in nats, the most probable first; K is V where that is less than `count`.
     """
-    scaled = _scaled(logits, temperature)
-    values, token_ids = scaled.topk(min(count, scaled.shape[-1]))
+    values, token_ids = scaled(logits, temperature).topk(min(count, logits.shape[-1]))
     first = token_logprobs(logits, token_ids[..., 0], temperature)[..., None]  # [..., 1]
     return token_ids, torch.cat([first, values[..., 1:] - values[..., :1] + first], -1)
 
@@ -84,40 +62,72 @@ def chunked_scores(
     token_ids: Tensor,
     temperature: Tensor,
     *,
-    entropy: Entropy = "none",
+    sums: Sequence[VocabularySum] = (),
     chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute log-probabilities [N] and entropies [N] of tokens that the hidden states `hidden` [N, H] predict.
+) -> tuple[Tensor, ...]:
+    """Compute log-probabilities [N] of tokens that the hidden states `hidden` [N, H] predict, then each of `sums` [N].
 
-    `entropy` "none" leaves the entropies 0, "value" computes them without and "gradient" with a gradient. The logits of
-    at most `chunk` tokens exist at a time; unset, as many as are fastest. The backward pass computes them again, which
-    costs one more product with the head and saves N × V floats for the lifetime of the graph.
+    The logits of at most `chunk` tokens exist at a time; unset, as many as are fastest. The backward pass computes them
+    again, which costs one more product with the head and saves N × V floats for the lifetime of the graph.
 
     A head that is a `torch.nn.Linear` is cut along the vocabulary, into no less than `LOGIT_COLUMNS` columns; any other
     along the tokens. With autocast the products have its precision; sums over the vocabulary stay float32.
+
+    The entropy of a linear head is computed with the log-probabilities. Any other sum gets all logits of some tokens,
+    by a product of its own.
     """
     if isinstance(head, nn.Linear) and type(head).forward in (each.forward for each in LINEAR):  # no adapter
-        return _linear_scores(head, hidden, token_ids, temperature, entropy, chunk)
-    chunk = chunk or 1024
+        return _scores_of_linear(head, hidden, token_ids, temperature, sums, chunk)
 
-    def scores(hidden: Tensor, token_ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden)
-        logprobs = token_logprobs(logits, token_ids, temperature)
-        if entropy == "none":
-            return logprobs, torch.zeros_like(logprobs)
-        return logprobs, token_entropy(logits if entropy == "gradient" else logits.detach(), temperature)
+    def scores(logits: Tensor, temperature: Tensor, token_ids: Tensor) -> tuple[Tensor, ...]:
+        return token_logprobs(logits, token_ids, temperature), *(each(logits, temperature) for each in sums)
 
-    several = torch.is_grad_enabled() and len(token_ids) > chunk
-    parts: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, max(1, len(token_ids)), chunk):
-        rows = (hidden[start : start + chunk], token_ids[start : start + chunk], temperature[start : start + chunk])
-        parts.append(checkpoint(scores, *rows, use_reentrant=False) if several else scores(*rows))
-    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+    return _in_chunks(head, scores, chunk or CHUNK, hidden, temperature, token_ids)
 
 
-def _linear_scores(
-    head: nn.Linear, hidden: Tensor, token_ids: Tensor, temperature: Tensor, entropy: Entropy, chunk: int | None
+def _scores_of_linear(
+    head: nn.Linear,
+    hidden: Tensor,
+    token_ids: Tensor,
+    temperature: Tensor,
+    sums: Sequence[VocabularySum],
+    chunk: int | None,
+) -> tuple[Tensor, ...]:
+    """See `chunked_scores`."""
+    others = [each for each in sums if each is not token_entropy and each is not detached_entropy]
+    logprobs, entropies = _along_vocabulary(head, hidden, token_ids, temperature, len(others) < len(sums), chunk)
+
+    def of_others(logits: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+        return tuple(each(logits, temperature) for each in others)
+
+    fitting = LOGIT_BYTES["cuda"] // (hidden.element_size() * len(head.weight))
+    tokens = chunk or max(1, min(CHUNK, fitting))
+    values = iter(_in_chunks(head, of_others, tokens, hidden, temperature) if others else ())
+    return logprobs, *(
+        next(values) if each in others else entropies if each is token_entropy else entropies.detach() for each in sums
+    )
+
+
+def _in_chunks(
+    head: Head, compute: Callable[..., tuple[Tensor, ...]], chunk: int, hidden: Tensor, *rows: Tensor
+) -> tuple[Tensor, ...]:
+    """Call `compute` with the logits of `chunk` hidden states at a time and the same `rows`; join what it returns."""
+
+    def of_chunk(hidden: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+        return compute(head(hidden), *rows)
+
+    several = torch.is_grad_enabled() and len(hidden) > chunk
+    parts: list[tuple[Tensor, ...]] = []
+    for start in range(0, max(1, len(hidden)), chunk):
+        part = [each[start : start + chunk] for each in (hidden, *rows)]
+        parts.append(checkpoint(of_chunk, *part, use_reentrant=False) if several else of_chunk(*part))
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+def _along_vocabulary(
+    head: nn.Linear, hidden: Tensor, token_ids: Tensor, temperature: Tensor, entropy: bool, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
+    """Compute log-probabilities and entropies [N]; without `entropy` the latter are 0."""
     kind, weight = hidden.device.type, head.weight
     float32 = torch.promote_types(weight.dtype, torch.float32)  # of a float64 model, float64
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else float32
@@ -130,8 +140,7 @@ def _linear_scores(
         bytes_at_once = LOGIT_BYTES.get(kind, LOGIT_BYTES["cuda"])
         logits = chunk * len(weight) if chunk else bytes_at_once // hidden.element_size()
         columns = min(len(weight), max(LOGIT_COLUMNS, logits // max(1, len(hidden))))
-        logprobs, entropies = _LinearScores.apply(hidden, weight, token_ids, columns, dtype, entropy != "none")
-    return logprobs, entropies if entropy == "gradient" else entropies.detach()
+        return _LinearScores.apply(hidden, weight, token_ids, columns, dtype, entropy)
 
 
 class _LinearScores(torch.autograd.Function):
@@ -171,7 +180,7 @@ class _LinearScores(torch.autograd.Function):
                 s = (s + shift * z) * shrink + logits.mul_(weights).sum(1)
             z = z * shrink + weights.sum(1)
         odds = chosen - peak - z.log()  # d
-        logprobs = _log_probability(chosen, odds)
+        logprobs = log_probability(chosen, odds)
         entropies = _entropy(logprobs, odds, z.log() - s / z) if entropy else s
         ctx.save_for_backward(hidden, weight, token_ids, chosen - logprobs, logprobs, entropies)
         ctx.columns, ctx.dtype, ctx.gradients = columns, dtype, current_gradients()
@@ -208,11 +217,6 @@ class _LinearScores(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None
 
 
-def _log_probability(logit: Tensor, odds: Tensor) -> Tensor:
-    """Return log p = -log(1 + exp(-odds)) of tokens from their log-odds; NaN where the logit is +inf, as the sum is."""
-    return logsigmoid(odds).masked_fill(logit == torch.inf, torch.nan)
-
-
 def _entropy(logprobs: Tensor, odds: Tensor, others: Tensor) -> Tensor:
     """Return the entropy [N] of a distribution from log p and log-odds of one token, and of all others."""
     return -logprobs.exp() * logprobs - logprobs.expm1() * (others - logsigmoid(-odds))
@@ -232,8 +236,3 @@ def _columns_in_part(token_ids: Tensor, start: int, width: int) -> tuple[Tensor,
     """Return which tokens are in a part of the vocabulary [N], and their column; any column if they are not [N, 1]."""
     at = token_ids - start
     return (at >= 0) & (at < width), at.clamp(0, width - 1)[:, None]
-
-
-def _scaled(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return logits / (temperature[..., None] if isinstance(temperature, Tensor) else temperature)

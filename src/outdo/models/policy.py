@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 from outdo.algorithms.objectives.base import Objective, clip_measurements
+from outdo.algorithms.vocabulary_sums import detached_entropy
 from outdo.models.adapter import attach, check_divisible, has_adapter, save_adapter, set_base
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights
@@ -162,9 +163,9 @@ class Policy(Scorer):
         results = self.scoring.accumulate(
             batch,
             _pushed_and_idle(batch),
-            partial(_loss_and_grads, objective, with_entropy=requires.entropy),
+            partial(_loss_and_grads, objective),
             self.batch_sizes,
-            entropy="gradient" if requires.entropy else "value",
+            {"entropy": detached_entropy, **requires.sums},
             whole_groups=requires.whole_groups,
         )
         width, first = batch.token_ids.shape[1], results[0][1]
@@ -280,27 +281,27 @@ def _pushed_and_idle(batch: Batch) -> list[list[int]]:
     return [rows for rows in parts if rows]
 
 
-def _loss_and_grads(objective: Objective, scores: TokenScores, micro: Batch, *, with_entropy: bool) -> LossAndGrads:
-    """Compute the loss of a micro-batch and its gradient with respect to the log-probabilities and entropies."""
-    logprobs, entropy = scores.logprobs.requires_grad_(), scores.entropy
-    assert entropy is not None
-    if with_entropy:
-        entropy.requires_grad_()
-    terms = objective(TokenScores(logprobs=logprobs, entropy=entropy), micro)
+def _loss_and_grads(objective: Objective, scores: TokenScores, micro: Batch) -> LossAndGrads:
+    """Compute the loss of a micro-batch and its gradient with respect to the log-probabilities and sums."""
+    logprobs = scores.logprobs.requires_grad_()
+    leaves = {name: scores.sums[name].requires_grad_() for name in objective.requires.sums}
+    terms = objective(scores, micro)
     (policy_push,) = torch.autograd.grad(terms.policy, logprobs, retain_graph=True)
-    leaves = [logprobs, entropy] if with_entropy else [logprobs]
-    grads = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
+    grad_logprobs, *grad_sums = torch.autograd.grad(
+        terms.loss, [logprobs, *leaves.values()], allow_unused=True, materialize_grads=True
+    )
     logprobs = logprobs.detach()
     old = logprobs if micro.old_logprobs is None else micro.old_logprobs
     tokens = {
         "logprobs": logprobs,
         "log_ratio": (logprobs - old).where(micro.loss_mask, 0.0),
-        "entropy": entropy.detach(),
-        "push": -grads[0],
+        "entropy": scores.sums["entropy"].detach(),
+        "push": -grad_logprobs,
         "policy_push": policy_push,
         **clip_measurements(objective, scores, micro, policy_push),
     }
-    return LossAndGrads(_values(terms), tokens, (grads[0], grads[1] if with_entropy else None))
+    grads = TokenScores(logprobs=grad_logprobs, sums=dict(zip(leaves, grad_sums, strict=True)))
+    return LossAndGrads(_values(terms), tokens, grads)
 
 
 def _values(terms: Terms) -> dict[str, float]:

@@ -1,21 +1,23 @@
 """Score the tokens of a batch with a model, and add up the gradient of a loss of these scores, in micro-batches.
 
-The loss itself is not computed here: it sees detached log-probabilities and entropies, and returns its derivatives with
-respect to them.
+The loss itself is not computed here: it sees detached log-probabilities and sums over the vocabulary, and returns its
+derivatives with respect to them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outdo.algorithms.vocabulary_sums import VocabularySum
 from outdo.models.forward import Forward
-from outdo.models.logprobs import Entropy, token_collision, top_tokens
+from outdo.models.logprobs import CHUNK, top_tokens
 from outdo.types import Batch, TokenScores
 from outdo.utils.errors import OutdoError
 from outdo.utils.out_of_memory import is_out_of_memory
@@ -23,7 +25,8 @@ from outdo.utils.timing import span
 from outdo.utils.world import ALONE, World
 
 Result = TypeVar("Result")
-LOGIT_CHUNK = 1024  # tokens whose logits exist at once in `Scorer._of_distributions`
+Sums = Mapping[str, VocabularySum]  # by their names in `TokenScores.sums`
+NO_SUMS: Sums = MappingProxyType({})
 ByRows = list[tuple[list[int], Result]]  # for each micro-batch: the numbers of its rows, and what was computed of them
 
 
@@ -42,7 +45,7 @@ class LossAndGrads:
 
     terms: dict[str, float]  # the loss and its parts; those of all micro-batches add up
     tokens: dict[str, Tensor]  # each [b, t]
-    grads: tuple[Tensor, Tensor | None]  # ∂loss/∂log-probabilities and ∂loss/∂entropies, [b, t] each
+    grads: TokenScores  # ∂loss/∂log-probabilities, and ∂loss/∂sum of those that it may depend on, [b, t] each
 
 
 Loss = Callable[[TokenScores, Batch], LossAndGrads]
@@ -58,12 +61,12 @@ class Scoring:
         self.model_forward = model_forward
 
     @torch.no_grad()
-    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
+    def measure(self, batch: Batch, sizes: BatchSizes, sums: Sums) -> ByRows[TokenScores]:
         """Compute the scores of all rows without gradients, on the CPU."""
         micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, whole_groups=False)
         results: ByRows[TokenScores] = []
         for rows in micro_batches:
-            scores = token_scores(self.model_forward, batch.rows(torch.tensor(rows)), entropy, sizes.chunk)
+            scores = token_scores(self.model_forward, batch.rows(torch.tensor(rows)), sums, sizes.chunk)
             results.append((rows, map_scores(scores, Tensor.cpu)))
         return results
 
@@ -73,8 +76,8 @@ class Scoring:
         parts: Sequence[list[int]],
         loss: Loss,
         sizes: BatchSizes,
+        sums: Sums,
         *,
-        entropy: Entropy,
         whole_groups: bool,
     ) -> ByRows[LossAndGrads]:
         """Add the gradient of `loss` to the `grad` of the weights. No micro-batch mixes rows of two `parts`."""
@@ -84,10 +87,10 @@ class Scoring:
         for rows in chain.from_iterable(micro_batches):
             micro = batch.rows(torch.tensor(rows)).to(self.model_forward.device)
             with span("forward"):
-                scores = token_scores(self.model_forward, micro, entropy, sizes.chunk)
+                scores = token_scores(self.model_forward, micro, sums, sizes.chunk)
             result = loss(map_scores(scores, Tensor.detach), micro)
             with span("backward"):
-                backward_scores(scores, *result.grads)
+                backward_scores(scores, result.grads)
             del scores  # its graph, before the forward pass of the next micro-batch: only one exists at a time
             results.append((rows, result))
         return results
@@ -161,36 +164,25 @@ class Scorer(MicroBatched):
         """The device of the weights."""
         return self.forward.device
 
-    def scores(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
-        """Return log πθ of the batch's trained tokens, at the temperature they were sampled at; 0 elsewhere. [B, T]
+    def scores(self, batch: Batch, sums: Sums = NO_SUMS) -> TokenScores:
+        """Return log πθ and `sums` of the batch's trained tokens, at the temperature they were sampled at. [B, T] each
 
-        Differentiable; the entropies are if `entropy` is "gradient".
+        Elsewhere they are 0. They are differentiable.
         """
-        return token_scores(self.forward, batch, entropy, self.batch_sizes.chunk)
+        return token_scores(self.forward, batch, sums, self.batch_sizes.chunk)
 
-    def measure(self, batch: Batch, *, entropy: Entropy = "none") -> TokenScores:
+    def measure(self, batch: Batch, sums: Sums = NO_SUMS) -> TokenScores:
         """Return the scores [B, T] without gradients, on the CPU, computed in micro-batches."""
-        parts = self._halving_on_oom(
-            lambda: self.scoring.measure(batch, self.batch_sizes, entropy=entropy), self.scoring.clear
-        )
+        parts = self._halving_on_oom(lambda: self.scoring.measure(batch, self.batch_sizes, sums), self.scoring.clear)
         width = batch.token_ids.shape[1]
-        entropies = [(rows, part.entropy) for rows, part in parts if part.entropy is not None]
         return TokenScores(
             logprobs=stack_rows([(rows, part.logprobs) for rows, part in parts], width),
-            entropy=stack_rows(entropies, width) if entropies else None,
+            sums={name: stack_rows([(rows, part.sums[name]) for rows, part in parts], width) for name in sums},
         )
 
     def logprobs(self, batch: Batch) -> Tensor:
         """Return log πθ [B, T] without gradients, on the CPU."""
         return self.measure(batch).logprobs
-
-    def collision(self, batch: Batch) -> Tensor:
-        """Compute Σ_v π(v)² of the distribution that each trained token was drawn from, 0 elsewhere: [B, T] on the CPU.
-
-        It makes a forward pass of its own, in this process. All processes of a world have to call it.
-        """
-        (values,) = self._of_distributions(batch, lambda logits, temperature: (token_collision(logits, temperature),))
-        return values
 
     def top(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
         """Return the `count` most probable tokens at each trained token, and their log-probabilities; 0 elsewhere.
@@ -198,98 +190,82 @@ class Scorer(MicroBatched):
         [B, T, K] int64 and float32 on the CPU: see `top_tokens`. It makes a forward pass of its own, in this process.
         All processes of a world have to call it.
         """
-        token_ids, logprobs = self._of_distributions(
-            batch, lambda logits, temperature: top_tokens(logits, temperature, count)
-        )
-        return token_ids, logprobs
-
-    def _of_distributions(
-        self, batch: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
-        """Return what `compute` makes of the logits [N, V] of the trained tokens and their temperatures [N].
-
-        Each [N, ...] that it returns becomes [B, T, ...] on the CPU, 0 outside the trained tokens.
-        """
         if not self.forward.sharding.is_divided:
-            parts = self._halving_on_oom(lambda: self._in_each_process(batch, compute), self.scoring.clear)
+            parts = self._halving_on_oom(lambda: self._top_in_each_process(batch, count), self.scoring.clear)
         else:  # the others wait in the middle of a layer, and cannot begin again
-            parts = self._in_micro_batches(batch, compute)
+            parts = self._top_in_micro_batches(batch, count)
         order = torch.tensor([number for rows, _ in parts for number in rows])
         mask = batch.loss_mask[order]  # the rows in the order in which they were computed
-        placed: list[Tensor] = []
-        for values in map(torch.cat, zip(*(found for _, found in parts), strict=True)):
-            whole = values.new_zeros(*mask.shape, *values.shape[1:])  # [B, T, ...]
-            whole[mask] = values
-            placed.append(whole[order.argsort()])
-        return tuple(placed)
 
-    def _in_each_process(
-        self, batch: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-    ) -> ByRows[tuple[Tensor, ...]]:
-        """See `_in_micro_batches`. If memory runs out in one process, `MemoryError` is raised in all of them."""
+        def place(values: Sequence[Tensor]) -> Tensor:
+            joined = torch.cat(list(values))  # [N, K]
+            whole = joined.new_zeros(*mask.shape, joined.shape[1])  # [B, T, K]
+            whole[mask] = joined
+            return whole[order.argsort()]
+
+        token_ids, logprobs = zip(*(values for _, values in parts), strict=True)
+        return place(token_ids), place(logprobs)
+
+    def _top_in_each_process(self, batch: Batch, count: int) -> ByRows[tuple[Tensor, ...]]:
+        """See `_top_in_micro_batches`. If memory runs out in one process, `MemoryError` is raised in all of them."""
         parts: ByRows[tuple[Tensor, ...]] = []
-        self.world.together(lambda: parts.extend(self._in_micro_batches(batch, compute)))
+        self.world.together(lambda: parts.extend(self._top_in_micro_batches(batch, count)))
         return parts
 
     @torch.no_grad()
-    def _in_micro_batches(
-        self, batch: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-    ) -> ByRows[tuple[Tensor, ...]]:
-        """Return what `compute` makes of the trained tokens of each micro-batch."""
+    def _top_in_micro_batches(self, batch: Batch, count: int) -> ByRows[tuple[Tensor, ...]]:
+        """Return the most probable tokens at the trained tokens of each micro-batch. [n, K] each, on the CPU"""
         parts: ByRows[tuple[Tensor, ...]] = []
         for rows in batch.micro_batch_rows(self.batch_sizes.micro_batch_tokens, whole_groups=False):
-            here = batch.rows(torch.tensor(rows)).to(self.device)
-            parts.append((rows, self.forward.with_weights(partial(self._of_micro_batch, here, compute))))
+            micro = batch.rows(torch.tensor(rows)).to(self.device)
+            parts.append((rows, self.forward.with_weights(partial(self._top_of_micro_batch, micro, count))))
         return parts
 
-    def _of_micro_batch(
-        self, micro: Batch, compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
-        """Return what `compute` makes of the logits of the trained tokens, on the CPU. [n, ...] each"""
+    def _top_of_micro_batch(self, micro: Batch, count: int) -> tuple[Tensor, ...]:
         hidden, source = self.forward.hidden(micro)
         row, column = micro.loss_mask.nonzero(as_tuple=True)
         parts = [
-            compute(self.forward.head(hidden.index_select(0, at)), micro.temperature[of])
-            for at, of in zip(source[row, column].split(LOGIT_CHUNK), row.split(LOGIT_CHUNK), strict=True)
+            top_tokens(self.forward.head(hidden.index_select(0, at)), micro.temperature[of], count)
+            for at, of in zip(source[row, column].split(CHUNK), row.split(CHUNK), strict=True)
         ]
-        return tuple(torch.cat(each).cpu() for each in zip(*parts, strict=True))
+        return tuple(torch.cat(values).cpu() for values in zip(*parts, strict=True))
 
 
-def token_scores(model_forward: Forward, batch: Batch, entropy: Entropy, chunk: int | None) -> TokenScores:
-    """Compute log π of the batch's trained tokens, 0 elsewhere, [B, T]; differentiable. See `Scorer.scores`."""
+def token_scores(model_forward: Forward, batch: Batch, sums: Sums = NO_SUMS, chunk: int | None = None) -> TokenScores:
+    """Compute log π and `sums` of the batch's trained tokens, 0 elsewhere, [B, T] each. See `Scorer.scores`."""
     batch = batch.to(model_forward.device)
     rows, columns = batch.loss_mask.nonzero(as_tuple=True)
-    logprobs, entropies = model_forward.with_weights(
-        partial(model_forward.scores_at, batch, rows, columns, entropy=entropy, chunk=chunk)
+    logprobs, *values = model_forward.with_weights(
+        partial(model_forward.scores_at, batch, rows, columns, sums=tuple(sums.values()), chunk=chunk)
     )
 
     def place(values: Tensor) -> Tensor:
         return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)  # [B, T]
 
-    return TokenScores(logprobs=place(logprobs), entropy=None if entropy == "none" else place(entropies))
+    return TokenScores(logprobs=place(logprobs), sums=dict(zip(sums, map(place, values), strict=True)))
 
 
 @torch.no_grad()
 def sequence_logprobs(model_forward: Forward, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
     """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
     batch = Batch.of_tokens([each[:1] for each in sequences], [each[1:] for each in sequences])
-    logprobs = token_scores(model_forward, batch, "none", None).logprobs.cpu()
+    logprobs = token_scores(model_forward, batch).logprobs.cpu()
     return [row[mask].tolist() for row, mask in zip(logprobs, batch.loss_mask, strict=True)]
 
 
 def map_scores(scores: TokenScores, change: Callable[[Tensor], Tensor]) -> TokenScores:
-    """Apply `change` to log-probabilities and entropies."""
-    entropy = None if scores.entropy is None else change(scores.entropy)
-    return TokenScores(logprobs=change(scores.logprobs), entropy=entropy)
+    """Apply `change` to log-probabilities and sums."""
+    sums = {name: change(values) for name, values in scores.sums.items()}
+    return TokenScores(logprobs=change(scores.logprobs), sums=sums)
 
 
-def backward_scores(scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:
-    """Add a loss's gradient to the weights, given its derivatives with respect to `scores`.
+def backward_scores(scores: TokenScores, grads: TokenScores, *, zeros: bool = False) -> None:
+    """Add a loss's gradient to the weights, given its derivatives `grads` with respect to `scores`.
 
-    Derivatives that are all 0 add nothing: their backward pass is left out.
+    Derivatives that are all 0 add nothing: unless `zeros` is set, their backward pass is left out.
     """
-    pairs = [(scores.logprobs, by_logprobs), (scores.entropy, by_entropy)]
-    used = [(value, by) for value, by in pairs if value is not None and by is not None and by.any()]
+    pairs = [(scores.logprobs, grads.logprobs), *((scores.sums[name], by) for name, by in grads.sums.items())]
+    used = [(value, by) for value, by in pairs if value.requires_grad and (zeros or by.any())]
     if used:
         torch.autograd.backward([value for value, _ in used], [by for _, by in used])
 

@@ -81,8 +81,7 @@ class Batch:
     inputs: tuple[Inputs, ...] = ()  # of each row, what the model reads beside its tokens; (): no row has any
     totals: Totals
     old_logprobs: Float[Tensor, "B T"] | None = None  # log π_old, by the trainer, before this step's updates
-    old_entropy: Float[Tensor, "B T"] | None = None  # nats, of π_old's whole next-token distribution
-    old_collision: Float[Tensor, "B T"] | None = None  # Σ_v π_old(v)² over the same distribution
+    old_sums: Mapping[str, Float[Tensor, "B T"]] = field(default_factory=dict)  # of π_old over the vocabulary, by name
     ref_logprobs: Float[Tensor, "B T"] | None = None  # log π_ref
     values: Float[Tensor, "B T"] | None = None  # V of the prefix before token t
     end_values: Float[Tensor, "B"] | None = None  # V after the last token of a truncated answer; 0 elsewhere
@@ -274,7 +273,8 @@ class Batch:
         tensors = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         parts = {name: change(part) for name, part in self.reward_parts.items()}
         prepared = {name: change(value) for name, value in self.prepared.items()}
-        return self.with_(reward_parts=parts, prepared=prepared, **tensors)
+        sums = {name: change(value) for name, value in self.old_sums.items()}
+        return self.with_(reward_parts=parts, prepared=prepared, old_sums=sums, **tensors)
 
 
 def _with_samples(batch: Batch, rollouts: Sequence[Rollout]) -> Batch:

@@ -1,7 +1,7 @@
 """What training makes of a batch: scores, the terms of a loss, updates, and the step that has all of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -13,10 +13,10 @@ from outdo.utils.text import counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """The policy's current log-probabilities of a batch's tokens, with their gradient."""
+    """The policy's current log-probabilities of a batch's tokens, with their gradient, and sums over the vocabulary."""
 
     logprobs: Float[Tensor, "B T"]  # log πθ; 0 where `loss_mask` is False
-    entropy: Float[Tensor, "B T"] | None = None  # nats, of the whole next-token distribution; if an objective needs it
+    sums: Mapping[str, Float[Tensor, "B T"]] = field(default_factory=dict)  # by name, as the objective requires them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ NAMES = ("kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region
 def ours(objective: ComposedObjective, case: Case) -> dict[str, float]:
     """Return the metrics of a step whose last pass measured the case's log πθ."""
     batch = objective.prepare(STANDARDISED(case.batch))
-    scores = TokenScores(logprobs=case.logprobs.clone().requires_grad_(), entropy=case.entropy)
+    scores = TokenScores(logprobs=case.logprobs.clone().requires_grad_(), sums={"entropy": case.entropy})
     (push,) = torch.autograd.grad(objective(scores, batch).policy, scores.logprobs)
     tokens = {
         "logprobs": case.logprobs,

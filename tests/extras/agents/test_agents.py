@@ -495,7 +495,7 @@ def test_32_agents_at_once_train_the_tokens_of_the_engine_whatever_the_order_in_
         name: [each.token_ids for each in group.rollouts] for name, group in again.items()
     }
     batch = Batch.from_groups(list(first.values()))
-    scored = token_scores(policy.forward, batch, "none", None).logprobs
+    scored = token_scores(policy.forward, batch).logprobs
     assert (scored - batch.rollout_logprobs)[batch.loss_mask].abs().max() <= 1e-5
     assert int(batch.turn.max()) == 2
 

@@ -111,10 +111,10 @@ def test_each_answer_is_trained_once_with_the_probabilities_that_the_engine_gave
         everything = sum(len(request.token_ids) + len(answer.token_ids) for request, answer in of_episode)
         assert len(rollout.token_ids) <= 0.7 * everything  # what conversations share is in the row once
     batch = Batch.from_groups(groups)
-    scored = token_scores(policy.forward, batch, "none", None).logprobs
+    scored = token_scores(policy.forward, batch).logprobs
     assert (scored - batch.rollout_logprobs)[batch.loss_mask].abs().max() <= 1e-5
     by_hand = rows_by_hand(answers)
-    expected = token_scores(policy.forward, by_hand, "none", None).logprobs
+    expected = token_scores(policy.forward, by_hand).logprobs
     torch.testing.assert_close(sorted_logprobs(scored, batch), sorted_logprobs(expected, by_hand), rtol=0, atol=1e-5)
 
 

@@ -194,7 +194,7 @@ def test_the_recipe_has_the_loss_of_verls_formula(name: str, tmp_path: Path) -> 
     mine, its = (case["now"].clone().requires_grad_() for _ in range(2))
     objective: Any = objective_of(recipe)
     prepared = objective.prepare(advantage_of(recipe)(batch))
-    ours = objective(TokenScores(logprobs=mine, entropy=case["entropy"]), prepared).loss
+    ours = objective(TokenScores(logprobs=mine, sums={"entropy": case["entropy"]}), prepared).loss
     theirs = loss_of_verl(case | {"now": its}, given, 7)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     (gradient,), (expected,) = torch.autograd.grad(ours, mine), torch.autograd.grad(theirs, its)

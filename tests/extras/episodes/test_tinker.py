@@ -163,7 +163,7 @@ def test_the_policy_gives_the_sampled_tokens_the_engines_probabilities(code: Pat
     prompts = [question(environment.template, f"{n}?", str(n)) for n in range(2)]
     groups = environment.rollouts(BuiltinEngine(policy), prompts, 2, SAMPLING, step=1, purpose="train")
     batch = Batch.from_groups(groups)
-    scored = token_scores(policy.forward, batch, "none", None).logprobs
+    scored = token_scores(policy.forward, batch).logprobs
     assert (scored - batch.rollout_logprobs)[batch.loss_mask].abs().max() <= 1e-5
     assert int(batch.turn.max()) == 2
 

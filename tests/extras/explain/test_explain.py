@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from outdo.algorithms.objectives.base import Objective
+from outdo.algorithms.objectives.base import Objective, PlainObjective
 from outdo.algorithms.objectives.presets import dapo, dr_grpo, grpo, grpo_clip, gspo, likelihood, luspo, reinforce
 from outdo.algorithms.objectives.target.tpo import tpo
-from outdo.algorithms.requirements import Requires
+from outdo.algorithms.requirements import Requires, requires
+from outdo.algorithms.vocabulary_sums import token_collision
 from outdo.config.names import OBJECTIVES
 from outdo.extras.explain.command import ExplainArguments, command, run_example, run_explain
 from outdo.extras.explain.explain import explain, table
@@ -130,6 +131,20 @@ def test_a_custom_objective_can_be_explained() -> None:
     told = explain(Parabola(), old=0.2, new=0.5, advantage=1.0)
     assert told.gradient == pytest.approx(0.4)
     assert told.bound == told.destination == pytest.approx(0.7)
+
+
+@requires(sums={"collision": token_collision})
+def spread(scores: TokenScores, batch: Batch) -> Terms:
+    """Â log πθ - Σ_v πθ(v)²"""
+    gain = (scores.logprobs * batch.advantages)[batch.loss_mask].sum()
+    cost = scores.sums["collision"][batch.loss_mask].sum()
+    return Terms(policy=gain, divergence=cost, entropy=0 * gain, loss=cost - gain)
+
+
+def test_a_custom_objective_may_read_a_sum_over_the_vocabulary() -> None:
+    """That of the token and the rest: π² + (1 - π)²."""
+    told = explain(PlainObjective(spread), old=0.25, new=0.25, advantage=2.0)
+    assert told.gradient == pytest.approx(2 / 0.25 - (4 * 0.25 - 2))
 
 
 # ------------------------------------------------------------------------------------------------------ the command

@@ -107,7 +107,7 @@ def test_a_target_is_its_own_bound():
 )
 def test_the_push_ends_exactly_at_the_bound(name, rows, signs):
     asked, batch = objective(name), one_group(rows, signs[: len(rows)])
-    batch = asked.prepare(batch.with_(old_entropy=batch.rollout_logprobs))
+    batch = asked.prepare(batch.with_(old_sums={"entropy": batch.rollout_logprobs}))
     assert batch.old_logprobs is not None
     push = pushes(asked, batch)
     bound = bounds(asked, batch, push)

@@ -9,6 +9,7 @@ from episode_cases import add, dialogue, question, tool_tokenizer
 
 from outdo.algorithms.advantages import compute_advantages, group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo
+from outdo.algorithms.vocabulary_sums import token_entropy
 from outdo.extras.episodes.episode import Reply
 from outdo.extras.record.parquet import read
 from outdo.extras.record.recorder import Recorder
@@ -43,7 +44,7 @@ def step() -> tuple[Policy, Step]:
     )
     objective = grpo(beta=0.0)
     batch = Batch.from_groups(groups)
-    scored = policy.measure(batch, entropy="value")
+    scored = policy.measure(batch, {"entropy": token_entropy})
     nothing = torch.tensor(math.nan)
     batch = batch.with_(
         old_logprobs=scored.logprobs.where(batch.loss_mask, nothing),

@@ -60,7 +60,7 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, attention_mask: N
 
 def scores_and_gradient(forward: Forward) -> tuple[Tensor, Tensor]:
     forward.model.zero_grad()
-    scores = token_scores(forward, ragged(), "none", None).logprobs
+    scores = token_scores(forward, ragged()).logprobs
     scores.square().sum().backward()
     return scores.detach(), torch.cat([each.grad.flatten() for each in forward.model.parameters()])
 

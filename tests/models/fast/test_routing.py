@@ -169,7 +169,7 @@ def test_given_routes_are_used_in_both_ways_and_in_every_recomputation(arch: str
 
     def gradient(forward: Forward) -> tuple[Tensor, list[Tensor]]:
         forward.model.zero_grad()
-        found = token_scores(forward, others, "none", None).logprobs
+        found = token_scores(forward, others).logprobs
         found.sum().backward()
         return found.detach(), [each.grad.clone() for each in forward.model.parameters()]
 
@@ -192,7 +192,7 @@ def test_the_gradient_of_replayed_experts_reaches_the_router(arch: str):
     router: Tensor = forward.model.get_submodule(forward.routers.routers[1].name).weight
 
     def mean() -> Tensor:
-        return token_scores(forward, batch, "none", None).logprobs[batch.loss_mask].double().mean()
+        return token_scores(forward, batch).logprobs[batch.loss_mask].double().mean()
 
     mean().backward()
     assert (router.grad.abs().sum(1) > 0).all()  # every expert was chosen for some token

@@ -94,7 +94,7 @@ def test_four_turns_have_the_same_bits_with_kept_keys_and_values_as_without(arch
     assert read(again) > 2 * read(kept)
     batch = Batch.from_groups(kept)
     assert int(batch.turn.max()) == 3
-    scored = token_scores(policy.forward, batch, "none", None).logprobs
+    scored = token_scores(policy.forward, batch).logprobs
     assert (scored - batch.rollout_logprobs)[batch.loss_mask].abs().max() <= 1e-5
 
 

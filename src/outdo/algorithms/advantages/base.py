@@ -5,7 +5,6 @@ Values outside of `loss_mask` are never read, and the advantage there is 0.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +30,7 @@ def per_token(advantage: RewardAdvantage) -> Advantage:
 
     required = requirements_of(advantage)
 
-    @requires(**asdict(required))
+    @requires(required)
     def fill(batch: Batch) -> Batch:
         rows = of_rollouts(advantage, batch, by_verdict=required.right)
         return batch.with_(advantages=rows[:, None] * batch.loss_mask)  # [B, T]
@@ -110,7 +109,7 @@ def compute_advantages(advantage: Advantage, batch: Batch) -> Batch:
 def chain(*steps: Advantage) -> Advantage:
     """Return the steps one after another as one advantage, which requires everything that a step requires."""
 
-    @requires(**asdict(requirements_of(*steps)))
+    @requires(requirements_of(*steps))
     def run(batch: Batch) -> Batch:
         for step in steps:
             batch = compute_advantages(step, batch)

@@ -9,11 +9,12 @@ from outdo.algorithms.advantages.returns import returns_to_go, token_rewards_of,
 from outdo.algorithms.objectives.base import given
 from outdo.algorithms.requirements import requires
 from outdo.algorithms.unfold import Unfolded
+from outdo.algorithms.vocabulary_sums import token_collision
 from outdo.types import Batch
 
 
 @marks.advantage(compares_group=True)
-@requires(old_logprobs=True, old_collision=True)
+@requires(old_logprobs=True, old_sums={"collision": token_collision})
 def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
     """Â_t = G_t - B_t with B_t = Σ_i G_it W_it / Σ_i W_it over the answers of the group; verl's optimal token baseline.
 
@@ -32,7 +33,8 @@ def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
     if not mask.any():
         return batch.with_(advantages=conversations.folded(advantages))
     returns = returns_to_go(token_rewards_of(rows), mask)
-    norms = _squared_norms(given(rows.old_logprobs, "old_logprobs"), given(rows.old_collision, "old_collision"))
+    collision = given(rows.old_sums.get("collision"), "old_sums['collision']")
+    norms = _squared_norms(given(rows.old_logprobs, "old_logprobs"), collision)
     norms = norms.where(mask, 0.0).cumsum(1)
 
     def compared(members: Int[Tensor, "n"]) -> Float[Tensor, "n L"]:
@@ -59,8 +61,7 @@ def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
 def _squared_norms(logprobs: Float[Tensor, "B T"], collision: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Compute 1 - 2 π + Σ_v π(v)² as (1 - π)² + Σ_{v ≠ o} π(v)², which is never negative.
 
-    π and Σ_v π(v)² come from two forward passes with unlike rounding. Weights of both signs would put a baseline far
-    outside of the returns.
+    π and Σ_v π(v)² are rounded apart. Weights of both signs would put a baseline far outside of the returns.
     """
     return logprobs.expm1().square() + (collision - (2 * logprobs).exp()).clamp(min=0)
 

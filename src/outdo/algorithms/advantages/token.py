@@ -8,7 +8,6 @@ several conversations on that of each.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import SupportsFloat
 
 import torch
@@ -247,7 +246,7 @@ def baseline_first(advantage: RewardAdvantage) -> Advantage:
 
     required = requirements_of(advantage)
 
-    @requires(**asdict(required))
+    @requires(required)
     def replace_rewards(batch: Batch) -> Batch:
         rows = of_rollouts(advantage, batch, by_verdict=required.right)
         return batch.with_(token_rewards=token_rewards_of(batch.with_(rewards=rows, token_rewards=None)))

@@ -21,6 +21,7 @@ from outdo.algorithms.objectives.surrogates import Surrogate, log_likelihood
 from outdo.algorithms.objectives.weights import Weight, sequence_mean
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.algorithms.shapes import FACTOR, TOKENS, Correction, check_shape
+from outdo.algorithms.vocabulary_sums import token_entropy
 from outdo.types import Batch, Terms, TokenScores
 
 BatchTransform = Callable[[Batch], Batch]
@@ -75,7 +76,8 @@ class ComposedObjective:
         if not self.log_ratio_clamp > 0:
             raise ValueError(f"log_ratio_clamp must be above 0, not {self.log_ratio_clamp}: every ratio would be 1")
         pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.batch_transform)
-        own = Requires(reference=_is_used(self.beta), entropy=_is_used(self.entropy_bonus))
+        sums = {"entropy": token_entropy} if _is_used(self.entropy_bonus) else {}
+        own = Requires(reference=_is_used(self.beta), sums=sums)
         object.__setattr__(
             self, "requires", own | requirements_of(*pieces, self.divergence_weight, self.entropy_weight)
         )
@@ -125,7 +127,7 @@ class ComposedObjective:
             distance = distance * self.kl_level(log_ratios, mask).exp() if self.kl_ratio else distance
             divergence = float(self.beta) * weighted(distance, self.divergence_weight or self.weight)
         if _is_used(self.entropy_bonus):
-            spread = given(scores.entropy, "entropy")
+            spread = given(scores.sums.get("entropy"), "entropy")
             entropy = float(self.entropy_bonus) * weighted(spread, self.entropy_weight or self.weight)
         return Terms(policy=policy, divergence=divergence, entropy=entropy, loss=-(policy - divergence + entropy))
 

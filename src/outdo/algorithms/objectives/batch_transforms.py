@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import BatchTransform, given
 from outdo.algorithms.requirements import requires
+from outdo.algorithms.vocabulary_sums import token_entropy
 from outdo.types import Batch
 
 ROUNDING = 1e-9
@@ -31,11 +32,12 @@ def high_entropy(*, share: float = 0.2) -> BatchTransform:
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, not {share}")
 
-    @requires(old_entropy=True)
+    @requires(old_sums={"entropy": token_entropy})
     def transform(batch: Batch) -> Batch:
         if batch.totals.tokens == 0:
             return batch
-        entropy, advantages = given(batch.old_entropy, "old_entropy"), given(batch.advantages, "advantages")
+        entropy = given(batch.old_sums.get("entropy"), "old_sums['entropy']")
+        advantages = given(batch.advantages, "advantages")
         trained = entropy[batch.loss_mask]
         rank = math.ceil((1 - share) * (len(trained) - 1) - ROUNDING)  # from 0, of the lowest entropy that is kept
         least = trained.kthvalue(rank + 1).values  # `quantile` refuses more than 2^24 tokens

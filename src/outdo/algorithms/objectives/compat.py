@@ -25,7 +25,7 @@ experimental GMPO has k3 without ρ.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxtyping import Bool, Float
@@ -139,7 +139,7 @@ def _free_k3(logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"])
 def within_10(divergence: Divergence) -> Divergence:
     """Return the estimator with its value clamped to ±10. Beyond that it has no gradient."""
 
-    @requires(**asdict(requirements_of(divergence)))
+    @requires(requirements_of(divergence))
     def limited(logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         return divergence(logprobs, ref_logprobs).clamp(-10.0, 10.0)
 

@@ -17,7 +17,6 @@ TRL's four modes are `truncate` and `mask` at the levels "token" and "sequence",
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Literal, TypeVar
 
 import torch
@@ -143,7 +142,7 @@ def off_policy_rows(*, limit: float, by: Literal["rollout", "old"] = "rollout") 
 def product(*corrections: Correction) -> Correction:
     """c = c_1 c_2 ...: several corrections together, such as a weight for the tokens that `reject` keeps."""
 
-    @requires(**asdict(requirements_of(*corrections)))
+    @requires(requirements_of(*corrections))
     def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Factor:
         factor: Factor = 1.0
         for each in corrections:

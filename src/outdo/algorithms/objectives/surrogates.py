@@ -12,7 +12,7 @@ objective's clamp: a clamped distance has no gradient, and would stop the pull w
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -170,7 +170,7 @@ def vespo(
     if engine is not None and not callable(engine):
         raise ValueError(f"vespo: engine must be a correction, made in Python, not {engine!r}")
 
-    @requires(**asdict(requirements_of(engine)))
+    @requires(requirements_of(engine))
     def surrogate(
         log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
     ) -> Float[Tensor, "B T"]:

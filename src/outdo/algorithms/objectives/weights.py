@@ -6,7 +6,7 @@ B is the number of answers that have a trained token, in all of the optimiser st
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -66,7 +66,7 @@ def total(batch: Batch) -> float:
 def every_row(weight: Weight) -> Weight:
     """Return `weight` with B counting all answers, also those without a trained token, as in TRL."""
 
-    @requires(**asdict(requirements_of(weight)))
+    @requires(requirements_of(weight))
     def counted(batch: Batch) -> Factor:
         return weight(batch.with_(totals=replace(batch.totals, sequences=batch.totals.rows)))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, given
 from outdo.algorithms.objectives.weights import total
-from outdo.extras.record.bounds import bounds, policy_push
+from outdo.extras.record.bounds import bounds, policy_push, scores_of
 from outdo.types import Batch, Terms, TokenScores
 from outdo.utils.errors import UserError
 
@@ -190,7 +190,7 @@ class _Token:
         """Compute the terms of N such tokens together, each with its own πθ and its own group. [N] -> scalars"""
         rows = self.batch.rows(torch.zeros(len(probabilities), dtype=torch.int64))  # totals stay those of one token
         rows = self.objective.prepare(rows.with_(group=torch.arange(len(probabilities))))
-        return self.objective(_scores(probabilities), rows)
+        return self.objective(_scores(probabilities, self.objective), rows)
 
     def gradients(self, probabilities: Tensor) -> _Gradients:
         """Compute dJ/dπ at each of the probabilities [N]."""
@@ -299,19 +299,19 @@ def _batch_of_completions(*, old: float, advantage: float, ref: float | None, gr
         rewards=torch.full_like(batch.rewards, advantage),
         old_logprobs=old_logprobs,
         rollout_logprobs=old_logprobs,
-        old_entropy=filled(_entropy(_tensor(old)).item(), 0.0),
+        old_sums={"entropy": filled(_entropy(_tensor(old)).item(), 0.0)},
         ref_logprobs=None if ref is None else filled(math.log(ref), math.log(OTHER_PROBABILITY)),
         advantages=filled(advantage, 0.0),
     )
 
 
-def _scores(probabilities: Tensor) -> TokenScores:
-    """Return the scores of N answers of one token: [N] -> [N, 2]."""
-
-    def column(values: Tensor) -> Tensor:
-        return torch.stack([torch.zeros_like(values), values], dim=1)
-
-    return TokenScores(logprobs=column(probabilities.log()), entropy=column(_entropy(probabilities)))
+def _scores(probabilities: Tensor, objective: Objective) -> TokenScores:
+    """Return the scores of N answers of one token: [N] -> [N, 2]. The vocabulary is {the token, the rest}."""
+    logits = torch.stack([probabilities.log(), (1 - probabilities).log()], dim=1)
+    sums = {name: each(logits, torch.ones_like(probabilities)) for name, each in objective.requires.sums.items()}
+    sums["entropy"] = _entropy(probabilities)  # exact where the rest has the probability 0
+    logprobs, *values = (torch.nn.functional.pad(each[:, None], (1, 0)) for each in (logits[:, 0], *sums.values()))
+    return TokenScores(logprobs=logprobs, sums=dict(zip(sums, values, strict=True)))
 
 
 def _entropy(probability: Tensor) -> Tensor:
@@ -351,7 +351,7 @@ def _weighted(objective: Objective, unit: _Token, group: int, length: int) -> fl
     batch = _batch_of_completions(old=unit.old, advantage=unit.advantage, ref=unit.ref, group=group, length=length)
     assert batch.old_logprobs is not None
     leaf = batch.old_logprobs.clone().requires_grad_()
-    terms = objective(TokenScores(logprobs=leaf, entropy=batch.old_entropy), objective.prepare(batch))
+    terms = objective(scores_of(objective, leaf), objective.prepare(batch))
     return _gradient_of(terms.policy, leaf)[0, 1].item()
 
 

@@ -71,11 +71,17 @@ def bounds(
 def policy_push(objective: Objective, batch: Batch, logprobs: Tensor) -> Tensor:
     """Compute the derivative of the objective's policy term with respect to log πθ at `logprobs`. [B, T]
 
-    The entropy, which depends on the whole distribution, is set to 0: the policy term does not contain it.
+    Sums over the vocabulary, which depend on the whole distribution, are set to 0, as if the policy term had none.
     """
     leaf = logprobs.detach().clone().requires_grad_()
-    terms = objective(TokenScores(logprobs=leaf, entropy=torch.zeros_like(logprobs)), batch)
+    terms = objective(scores_of(objective, leaf), batch)
     return torch.autograd.grad(terms.policy, leaf)[0]
+
+
+def scores_of(objective: Objective, logprobs: Tensor) -> TokenScores:
+    """Return scores with these log-probabilities [B, T], and 0 for each sum that the objective may read."""
+    nothing = torch.zeros_like(logprobs)
+    return TokenScores(logprobs=logprobs, sums=dict.fromkeys(("entropy", *objective.requires.sums), nothing))
 
 
 def is_unreachable(bound: Tensor, batch: Batch) -> Tensor:

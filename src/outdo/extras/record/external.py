@@ -31,13 +31,14 @@ from outdo.algorithms.objectives.base import Objective, clip_measurements
 from outdo.algorithms.objectives.presets import reinforce
 from outdo.algorithms.objectives.weights import token_mean
 from outdo.extras.record import parquet
+from outdo.extras.record.bounds import scores_of
 from outdo.extras.record.movement import movement_metrics
 from outdo.extras.record.table import TopTokens, record_table
 from outdo.extras.record.tokens import token_record
 from outdo.models.token_text import TokenTexts
 from outdo.run.folder.run_folder import RunFolder
 from outdo.run.metrics.metrics import step_metrics
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, TokenScores, Update
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, Update
 from outdo.utils.errors import UserError
 from outdo.utils.text import counted
 
@@ -141,7 +142,7 @@ def _first_update(batch: Batch, objective: Objective, entropy: Tensor | None) ->
     old = batch.old_logprobs
     assert old is not None
     leaf = old.clone().requires_grad_()
-    scores = TokenScores(logprobs=leaf, entropy=torch.zeros_like(old))
+    scores = scores_of(objective, leaf)
     terms = objective(scores, batch)
     (policy_push,) = torch.autograd.grad(terms.policy, leaf, retain_graph=True)
     (pull,) = torch.autograd.grad(terms.loss, leaf)

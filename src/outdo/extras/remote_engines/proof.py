@@ -184,7 +184,7 @@ def _sampled_scores(
 ) -> list[Tensor]:
     sampled = [completion.token_ids for completion in completions]
     batch = Batch.of_tokens(sequences, sampled, temperature=[temperature] * len(sequences))
-    logprobs = token_scores(policy.forward, batch, "none", None).logprobs.cpu()
+    logprobs = token_scores(policy.forward, batch).logprobs.cpu()
     return [row[mask] for row, mask in zip(logprobs, batch.loss_mask, strict=True)]
 
 

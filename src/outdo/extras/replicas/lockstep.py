@@ -16,13 +16,13 @@ from torch import Tensor
 from outdo.extras.replicas.replicas import Replicas, ReplicatedScoring, translated, without_grads
 from outdo.extras.replicas.ulysses import SequenceGroup, check_parts, in_parts
 from outdo.models.forward import Forward
-from outdo.models.logprobs import Entropy
 from outdo.models.scorer import (
     BatchSizes,
     ByRows,
     Loss,
     LossAndGrads,
     Scoring,
+    Sums,
     backward_scores,
     map_scores,
     token_scores,
@@ -93,14 +93,14 @@ class LockstepScoring(ReplicatedScoring):
         """Whether the weights are divided among all replicas, with or without an adapter that is not."""
         return self.model_forward.sharding.is_divided
 
-    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
+    def measure(self, batch: Batch, sizes: BatchSizes, sums: Sums) -> ByRows[TokenScores]:
         """See `Scoring.measure`."""
         mine = self._share(batch, range(len(batch)), whole_groups=False)
         micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, mine, whole_groups=False)
         found: ByRows[TokenScores] = []
         with fatal_errors(), torch.no_grad():
             for rows in self._filled(micro_batches):
-                scores = token_scores(self.model_forward, self._rows(batch, rows), entropy, sizes.chunk)
+                scores = token_scores(self.model_forward, self._rows(batch, rows), sums, sizes.chunk)
                 if rows:
                     found.append((rows, map_scores(scores, Tensor.cpu)))
         return self._of_all(found)
@@ -111,8 +111,8 @@ class LockstepScoring(ReplicatedScoring):
         parts: Sequence[list[int]],
         loss: Loss,
         sizes: BatchSizes,
+        sums: Sums,
         *,
-        entropy: Entropy,
         whole_groups: bool,
     ) -> ByRows[LossAndGrads]:
         """See `Scoring.accumulate`."""
@@ -127,14 +127,16 @@ class LockstepScoring(ReplicatedScoring):
             for rows in self._filled([rows for part in micro_batches for rows in part]):
                 micro = self._rows(batch, rows)
                 with span("forward"):
-                    scores = token_scores(self.model_forward, micro, entropy, sizes.chunk)
-                grads = torch.zeros_like(scores.logprobs), None
+                    scores = token_scores(self.model_forward, micro, sums, sizes.chunk)
+                grads = TokenScores(logprobs=torch.zeros_like(scores.logprobs))
                 if rows:
                     result = loss(map_scores(scores, Tensor.detach), micro)
                     found.append((rows, without_grads(result)))
                     grads = result.grads
                 with span("backward"):
-                    self._backward(scores, *grads)
+                    # The other replicas of divided weights exchange their gradients meanwhile, also if this one is 0.
+                    # The derivatives of a sequence group are the same bits, as it has exchanged the scores.
+                    backward_scores(scores, grads, zeros=self.is_divided)
         if undivided:
             with span("backward"):
                 self._add_gradients(undivided)
@@ -151,15 +153,6 @@ class LockstepScoring(ReplicatedScoring):
         Replicas that hold all weights wait for nobody but their sequence group, which has the same.
         """
         return filled(self.replicas, micro_batches) if self.is_divided else list(micro_batches)
-
-    def _backward(self, scores: TokenScores, by_logprobs: Tensor, by_entropy: Tensor | None) -> None:
-        """Add the gradient; of divided weights also if it is 0, as the other replicas exchange theirs meanwhile."""
-        if self.is_divided:
-            pairs = [(scores.logprobs, by_logprobs), (scores.entropy, by_entropy)]
-            used = [(value, by) for value, by in pairs if value is not None and by is not None]
-            torch.autograd.backward([value for value, _ in used], [by for _, by in used])
-        else:  # the derivatives of a sequence group are the same bits, as it has exchanged the scores
-            backward_scores(scores, by_logprobs, by_entropy)
 
     def _rows(self, batch: Batch, rows: Sequence[int]) -> Batch:
         """Return some rows of a batch on the device; for an empty micro-batch, any row."""

@@ -25,8 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from outdo.extras.replicas.launch import RENDEZVOUS
 from outdo.extras.replicas.network import choose_interface
 from outdo.models.forward import Forward
-from outdo.models.logprobs import Entropy
-from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, Scoring
+from outdo.models.scorer import BatchSizes, ByRows, Loss, LossAndGrads, Scoring, Sums
 from outdo.types import Batch, TokenScores
 from outdo.types.rows import group_neighbours
 from outdo.utils.bit_sums import bit_sums
@@ -194,12 +193,12 @@ class ReplicatedScoring(Scoring):
         self.replicas = replicas
         self.same_rows = 1  # neighbouring replicas that compute the same rows
 
-    def measure(self, batch: Batch, sizes: BatchSizes, *, entropy: Entropy) -> ByRows[TokenScores]:
+    def measure(self, batch: Batch, sizes: BatchSizes, sums: Sums) -> ByRows[TokenScores]:
         """See `Scoring.measure`."""
         mine, measure = self._share(batch, range(len(batch)), whole_groups=False), super().measure
 
         def compute() -> ByRows[TokenScores]:
-            found = measure(batch.rows(torch.tensor(mine)), sizes, entropy=entropy) if mine else []
+            found = measure(batch.rows(torch.tensor(mine)), sizes, sums) if mine else []
             return [([mine[row] for row in rows], scores) for rows, scores in found]
 
         return [each for part in self.replicas.together(compute) for each in part]
@@ -210,8 +209,8 @@ class ReplicatedScoring(Scoring):
         parts: Sequence[list[int]],
         loss: Loss,
         sizes: BatchSizes,
+        sums: Sums,
         *,
-        entropy: Entropy,
         whole_groups: bool,
     ) -> ByRows[LossAndGrads]:
         """See `Scoring.accumulate`."""
@@ -221,7 +220,7 @@ class ReplicatedScoring(Scoring):
         mine = [share for rows in parts if (share := self._share(batch, rows, whole_groups=whole_groups))]
 
         def compute() -> ByRows[LossAndGrads]:
-            found = accumulate(batch, mine, loss, sizes, entropy=entropy, whole_groups=whole_groups)
+            found = accumulate(batch, mine, loss, sizes, sums, whole_groups=whole_groups)
             return [(rows, without_grads(each)) for rows, each in found]
 
         results = self.replicas.together(compute)
@@ -247,7 +246,7 @@ class ReplicatedScoring(Scoring):
 def without_grads(result: LossAndGrads) -> LossAndGrads:
     """Return what the other replicas need to know of a micro-batch, on the CPU: no derivatives."""
     tokens = {name: value.cpu() for name, value in result.tokens.items()}
-    return LossAndGrads(result.terms, tokens, (torch.zeros(0), None))
+    return LossAndGrads(result.terms, tokens, TokenScores(logprobs=torch.zeros(0)))
 
 
 def row_shares(batch: Batch, rows: Sequence[int], n: int, *, whole_groups: bool) -> list[list[int]]:

@@ -10,7 +10,7 @@ Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PretrainedConfig
 
+from outdo.algorithms.vocabulary_sums import VocabularySum
 from outdo.models.fast.forward import FastForward, stateful_layers
 from outdo.models.fast.layout import Layout, Rule, StatefulLayer
 from outdo.models.forward import Forward
-from outdo.models.logprobs import Entropy
 from outdo.models.probe import NARROW_TOLERANCE, TOLERANCE, small_batch
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
@@ -84,8 +84,14 @@ class InParts(FastForward):
         return super().flat(part(token_ids), part(positions), self.sequence.layout(layout), routes)
 
     def scores_at(
-        self, batch: Batch, rows: Tensor, columns: Tensor, *, entropy: Entropy, chunk: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        batch: Batch,
+        rows: Tensor,
+        columns: Tensor,
+        *,
+        sums: Sequence[VocabularySum] = (),
+        chunk: int | None = None,
+    ) -> tuple[Tensor, ...]:
         """See `Forward.scores_at`; every process returns the scores of all tokens."""
         if batch.inputs:
             named = ", ".join(batch.inputs[0])
@@ -93,11 +99,8 @@ class InParts(FastForward):
         hidden, source = self.hidden(batch)
         at = source[rows, columns] - self.sequence.rank * len(hidden)
         own = (at >= 0) & (at < len(hidden))  # the tokens that this process predicts
-        token_ids, temperature = batch.token_ids[rows, columns][own], batch.temperature[rows][own]
-        logprobs, entropies = self.scores(
-            hidden.index_select(0, at[own]), token_ids, temperature, entropy=entropy, chunk=chunk
-        )
-        return self.sequence.joined(logprobs, own), self.sequence.joined(entropies, own)
+        scores = self.scores(hidden.index_select(0, at[own]), batch, rows[own], columns[own], sums=sums, chunk=chunk)
+        return tuple(self.sequence.joined(values, own) for values in scores)
 
 
 @torch.no_grad()
@@ -109,8 +112,7 @@ def check_parts(forward: Forward, sequence: SequenceGroup) -> None:
     batch = small_batch(forward.model.config.get_text_config().vocab_size).to(forward.device)
     places = batch.loss_mask.nonzero(as_tuple=True)
     whole, parts = (
-        each.with_weights(partial(each.scores_at, batch, *places, entropy="none"))[0]
-        for each in (forward, in_parts(forward, sequence))
+        each.with_weights(partial(each.scores_at, batch, *places))[0] for each in (forward, in_parts(forward, sequence))
     )
     gap = float((parts - whole).abs().max())
     if not gap < (NARROW_TOLERANCE if forward.autocast else forward.tolerance(TOLERANCE)):

@@ -28,7 +28,6 @@ from outdo.models.fast.short_convolution import ShortConvolution
 from outdo.models.fast.wrapped_forwards import wrapped_forwards
 from outdo.models.forward import Forward
 from outdo.models.layers import layers_of
-from outdo.models.logprobs import Entropy
 from outdo.types import Batch
 from outdo.types.rows import UNKNOWN_EXPERT
 
@@ -120,12 +119,10 @@ class FastForward(Forward):
         with self._replaced(routes):
             return self._run(input_ids=token_ids[None], position_ids=positions[None], layout=layout)[0]
 
-    def scores(
-        self, hidden: Tensor, token_ids: Tensor, temperature: Tensor, *, entropy: Entropy, chunk: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def scores(self, *tokens: Any, **asked: Any) -> tuple[Tensor, ...]:
         """See `Forward.scores`."""
         with onednn.gradients_by(self.gradients):
-            return super().scores(hidden, token_ids, temperature, entropy=entropy, chunk=chunk)
+            return super().scores(*tokens, **asked)
 
     @contextmanager
     def prepared(self, *, packed: bool = False) -> Iterator[None]:

@@ -89,7 +89,7 @@ def _fault(view: PolicySnapshot, mode: SamplingMode) -> str:
         [tuple(sequence.token_ids) for sequence in sequences],
         group=[int(sequence.request.stream.prompt_id) for sequence in sequences],
     )
-    expected = token_scores(view.forward, batch, "none", None).logprobs.cpu()[batch.loss_mask]
+    expected = token_scores(view.forward, batch).logprobs.cpu()[batch.loss_mask]
     actual = torch.tensor([logprob for sequence in sequences for logprob in sequence.logprobs])
     gap = float((actual - expected).abs().max())
     return "" if gap < view.forward.tolerance(TOLERANCE) else f"its log-probabilities differ by {gap:.2g} nats"
