@@ -329,3 +329,21 @@ def test_the_unbiased_gradient_of_the_kl_is_that_of_openrlhfs_formula(estimator:
 def test_several_reward_models_are_several_rewards(tmp_path: Path) -> None:
     recipe = recipe_of(NEEDED | {"reward_pretrain": "first,second"}, tmp_path)
     assert [each.options["path"] for each in recipe.rewards] == ["first", "second"]
+
+
+def test_a_flag_of_an_earlier_version_is_told_with_the_defaults_that_differ() -> None:
+    start = "flash_attn: of OpenRLHF before 0.9, which had other defaults"
+    (remark,) = [each for each in convert_openrlhf(NEEDED | {"flash_attn": True}).remarks if each.startswith(start)]
+    assert remark.endswith("give them: value_clip = 0.2 (now 0.5), lambd = 0.95 (now 1.0)")
+
+
+def test_a_cosine_that_ends_above_0_stays_a_cosine() -> None:
+    assert convert_openrlhf(NEEDED | {"lr_scheduler": "cosine_with_min_lr"}).settings["optim.schedule"] == "cosine"
+
+
+def test_an_environment_of_openrlhf_runs_unchanged(tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text("class Game:\n    def reset(self): ...\n    def step(self): ...\n", encoding="utf-8")
+    conversion = convert_openrlhf(NEEDED | {"agent_func_path": str(agent)})
+    assert conversion.settings["environment"] == f"{agent}:Game"
+    assert any("outdo runs OpenRLHF's environments unchanged" in remark for remark in conversion.remarks)

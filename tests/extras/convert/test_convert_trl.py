@@ -9,9 +9,11 @@ from trl.scripts.utils import DatasetMixtureConfig
 
 from outdo.config.file import load, read_tables
 from outdo.extras.convert.account import table_of
+from outdo.extras.convert.reading import with_code
 from outdo.extras.convert.trl import convert_trl
 from outdo.extras.convert.trl_objective import CLIPPED
 from outdo.extras.convert.written import written_recipe
+from outdo.rewards import RewardInput, load_reward
 
 TABLE = table_of("trl")
 DEFAULTS, OTHERS = TABLE["defaults"], TABLE["others"].split()
@@ -102,3 +104,27 @@ def test_the_other_learning_rate_of_adafactor_is_reported(tmp_path):
 @pytest.mark.parametrize("more", [{}, {"beta": 0.04}, {"use_vllm": True}, {"importance_sampling_level": "sequence"}])
 def test_every_loss_of_trl_loads(kind, more, tmp_path):
     assert recipe_of(convert_trl(NEEDED | {"loss_type": kind} | more), tmp_path).train.objective.name == kind
+
+
+def test_a_setting_of_open_r1_that_is_near_one_of_trl_concerns_logs():
+    conversion = convert_trl(NEEDED | {"hub_model_revision": "v1"})
+    assert conversion.mistakes == []
+    assert conversion.asides["logs"] == ["hub_model_revision"]
+
+
+def test_the_pattern_of_think_format_reward_is_kept(tmp_path):
+    conversion = convert_trl(NEEDED | {"reward_funcs": ["think_format_reward"]})
+    (tmp_path / "rewards.py").write_text("\n".join(conversion.code), encoding="utf-8")
+    reward = load_reward(with_code(conversion.settings["rewards"], str(tmp_path / "rewards.py")))
+    answers = ("<think>so</think>2", "<think>so</think><answer>2</answer>", "2", "so <think></think> 2")
+    try:
+        given = [RewardInput(prompt="1+1=", completion=each, answer="2", columns={}) for each in answers]
+        assert [output.value for output in reward(given)] == [1.0, 1.0, 0.0, 0.0]
+    finally:
+        reward.close()
+
+
+def test_an_environment_of_trl_runs_unchanged():
+    conversion = convert_trl(NEEDED | {"environment_factory": "game.py:Game"})
+    assert conversion.settings["environment"] == "game.py:Game"
+    assert any("outdo runs TRL's environments unchanged" in remark for remark in conversion.remarks)

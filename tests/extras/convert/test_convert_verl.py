@@ -11,6 +11,7 @@ from toys import batch_of, rollout
 from outdo.config.file import load
 from outdo.extras.convert.sources import read_verl
 from outdo.extras.convert.verl import ACTOR, LOSS, MODEL, OWN_MEAN, WEIGHTS, convert_verl
+from outdo.extras.convert.verl_rewards import BUFFER, OTHER_BUFFERS
 from outdo.extras.convert.written import written_recipe
 from outdo.run.assemble.method import advantage_of, objective_of
 from outdo.types import TokenScores
@@ -356,3 +357,16 @@ def test_an_adapter_in_the_words_of_megatron_is_in_the_recipe(tmp_path: Path) ->
     of_megatron = {f"{MODEL}.lora.rank": 8, f"{MODEL}.lora_rank": 0, f"{MODEL}.lora_alpha": 16}
     adapter = recipe_of(GRPO | of_megatron, tmp_path).train.adapter
     assert adapter.options == {"rank": 8, "alpha": 32, "targets": "all-linear"}
+
+
+@pytest.mark.parametrize("table", [BUFFER, *OTHER_BUFFERS])
+def test_the_penalty_for_long_answers_is_read_under_each_of_its_names(table: str) -> None:
+    rewards = convert_verl(
+        GRPO | {f"{table}.enable": True, f"{table}.len": 64, f"{table}.penalty_factor": 0.5}
+    ).settings
+    assert rewards["rewards"] == ["last_number", {"name": "overlong", "weight": 0.5, "cache": 64}]
+
+
+def test_a_setting_of_an_environment_is_not_said_to_be_one_of_trl() -> None:
+    (remark,) = [each for each in convert_verl(GRPO | {"env.max_steps": 5}).remarks if each.startswith("env.max_steps")]
+    assert "TRL" not in remark

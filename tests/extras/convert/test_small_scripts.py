@@ -179,7 +179,29 @@ def test_what_a_recipe_cannot_say_is_missing(name: str, tmp_path: Path) -> None:
     assert [re.sub(r"line \d+", "line N", sentence) for sentence in said] == missing
 
 
+DATACLASS = """
+from dataclasses import dataclass
+from transformers import HfArgumentParser
+@dataclass
+class Arguments:
+    lr: float = 1e-6
+(given,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+"""
+ARGPARSE = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=1e-6)
+given = parser.parse_args()
+"""
 SAID = {
+    "default of a dataclass": (
+        DATACLASS + trainer(args="GRPOConfig(learning_rate=given.lr)"),
+        "--lr = 1e-06: defaults of the script's own arguments",
+    ),
+    "default of argparse": (
+        ARGPARSE + trainer(args="GRPOConfig(learning_rate=given.lr)"),
+        "--lr = 1e-06: defaults of the script's own arguments",
+    ),
     "variable that is not set": (
         f'lora = LoraConfig(r=8) if os.environ.get("USE_LORA") else None\n{trainer(peft_config="lora")}',
         "$USE_LORA = None: defaults of the script's own arguments",

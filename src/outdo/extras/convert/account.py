@@ -230,12 +230,19 @@ def _count_what_no_rule_reads(conversion: Conversion, source: Library) -> None:
             _aside(conversion, concern, _last(name))
         elif switch := source.switch_off(name, given):
             _aside(conversion, f"{OFF} ({switch})", _short(name))
-        elif hint := listed_hint(name):
-            conversion.remark(name, hint.partition(" (in ")[0])
+        elif hint := _hint(source, name):
+            conversion.remark(name, hint)
         elif name in names or _last(name) in last_parts:
             conversion.remark(name, "outdo has no such setting")
         else:
             _report_unknown(conversion, source, name, last_parts)
+
+
+def _hint(source: Library, name: str) -> str | None:
+    """Return what outdo has instead of a setting, unless the sentence speaks of other libraries."""
+    hint, _, listed = (listed_hint(name) or "").partition(" (in ")
+    libraries = listed.partition(":")[0].split(", ")
+    return hint if source.name in libraries or not any(library in hint for library in libraries) else None
 
 
 def _is_usual(source: Library, name: str, value: Any) -> bool:
