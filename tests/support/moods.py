@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from run_cases import write_home, write_rows
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 
 from outdo.types import Prompt
 from outdo.types.inputs import Inputs
@@ -74,9 +74,8 @@ def states(row, *, scale=1.0):
 """A function for `data.inputs`: the states of an encoder, another for each mood, which the model attends to."""
 
 
-def write_reading_home(folder: Path) -> Path:
-    """What a run needs whose model, a GPT-2, attends to states that its prompts bring."""
-    write_home(folder)
+def reading_model() -> PreTrainedModel:
+    """A GPT-2 that attends to states which its prompts bring."""
     config = AutoConfig.for_model(
         "gpt2",
         vocab_size=264,
@@ -91,7 +90,18 @@ def write_reading_home(folder: Path) -> Path:
         add_cross_attention=True,
     )
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def states(number: int) -> Inputs:
+    """States that it attends to."""
+    return {"encoder_hidden_states": torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(number))}
+
+
+def write_reading_home(folder: Path) -> Path:
+    """What a run needs whose model attends to the states of `STATES`."""
+    write_home(folder)
+    reading_model().save_pretrained(folder / "model")
     for name, count in (("train", 12), ("held_out", 4)):
         rows = [{"prompt": "which?", "answer": "a", "id": f"{name}{mood}", "mood": mood} for mood in range(count)]
         write_rows(folder / f"{name}.jsonl", rows)

@@ -21,9 +21,17 @@ from replica_cases import (
     shares_of_a_divided_critic,
     weights_drift,
 )
+from replica_inputs import rows_with_inputs
 
 OF_THREE = [random_shares, random_shares_of_parts]
-MODELS = [parts_of_all_models, shares_of_a_critic, shares_of_a_divided_critic, divided_state, samples_of_parts]
+MODELS = [
+    parts_of_all_models,
+    shares_of_a_critic,
+    shares_of_a_divided_critic,
+    divided_state,
+    samples_of_parts,
+    rows_with_inputs,
+]
 FAULTS = [
     memory_runs_out,
     memory_runs_out_in_a_critic,

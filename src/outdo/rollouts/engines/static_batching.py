@@ -84,6 +84,7 @@ class StaticBatching:
                 generation_config=config,
                 logits_processor=LogitsProcessorList([_ForceChosenTokens(batch, sampling, rule)]),
                 stopping_criteria=StoppingCriteriaList([_StopWhenAllFinished(batch)]),
+                synced_gpus=False,  # each replica samples its own rows, with whole weights
                 **inputs,
             )
 
