@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
+import torch
 
 from outdo.config.file import RecipeError, load
 from outdo.data.batches import in_batches
@@ -63,6 +64,20 @@ def test_streamed_questions_are_those_in_memory_in_the_same_order(tmp_path, limi
     assert len(streamed.train) == limit or len(ROWS) + 1
     note = f"data.path: {len(memory.train)} questions, streamed from disk; columns: question -> prompt"
     assert any(each.startswith(note) for each in streamed.notes)
+
+
+def test_streamed_questions_bring_what_the_model_reads_beside_tokens(written):
+    def inputs(row):
+        return {"mood": torch.tensor(row["more"]["n"])}
+
+    memory, streamed = both(f'path = "{written(ROWS)}"')
+    prompts = [
+        make(questions.train, TOKENIZER, inputs=inputs)
+        for make, questions in ((tokenise, memory), (stream_prompts, streamed))
+    ]
+    assert [[int(prompt.inputs["mood"]) for prompt in each] for each in prompts] == [[*range(len(ROWS))]] * 2
+    found = next(iter(Prompts(prompts[1], per_step=7, seed=3)))
+    assert [int(prompt.inputs["mood"]) for prompt in found] == [int(prompt.id) - 1 for prompt in found]
 
 
 def test_parquet_files_and_data_sets_are_streamed_from_what_datasets_maps_into_memory(tmp_path, monkeypatch):

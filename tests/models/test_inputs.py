@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from moods import MOODS, llama, mood, prompt
+from policy_cases import updated
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -16,6 +17,7 @@ import outdo
 from outdo.extras.staleness.saved_groups import groups_of_state, state_of_groups
 from outdo.models.choose_forward import choose_forward
 from outdo.models.forward import Forward
+from outdo.models.policy import Policy
 from outdo.models.scorer import BatchSizes, Scorer
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import GroupSampler
@@ -72,6 +74,28 @@ def test_each_row_is_computed_with_its_own_inputs(layout: str, budget: int) -> N
     torch.testing.assert_close(scorer.logprobs(batch), expected(batch, moods), atol=2e-5, rtol=0)
     others = expected(batch, moods[::-1])
     assert (scorer.logprobs(batch) - others).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("budget", [1, 12, 1000])
+@pytest.mark.parametrize("attention", ["padded", "shared"])
+def test_the_gradient_of_each_row_is_that_with_its_own_inputs(attention: Any, budget: int) -> None:
+    batch = Batch.from_groups(groups())
+    random = torch.randn(batch.token_ids.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch = batch.with_(advantages=random * batch.loss_mask, old_logprobs=torch.zeros_like(random))
+    alone = llama().double()
+    logprobs = torch.stack(
+        [
+            alone(batch.token_ids[row : row + 1], **mood(row // 2)).logits.log_softmax(-1)[0, :-1]
+            for row in range(len(batch))
+        ]
+    ).gather(2, batch.token_ids[:, 1:, None])
+    (random * batch.loss_mask)[:, 1:].mul(-logprobs.squeeze(2)).sum().backward()
+    sizes = BatchSizes(micro_batch_tokens=budget)
+    policy = Policy(llama().double(), byte_bpe_tokenizer([], 264), attention=attention, batch_sizes=sizes)
+    _, gradient = updated(policy, batch, outdo.reinforce())
+    expected = torch.cat([weight.grad.flatten() for weight in alone.parameters() if weight.grad is not None])
+    assert len(expected) == sum(weight.numel() for weight in alone.parameters())
+    torch.testing.assert_close(gradient, expected / len(batch), rtol=1e-6, atol=1e-9)
 
 
 def test_rows_keep_their_inputs_wherever_a_batch_is_split() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from episode_cases import TEMPLATE, add, call, dialogue, fail, question, tool_tokenizer, wait_for
+from moods import llama, mood
 
 from outdo.extras.episodes.adapt import adapt
 from outdo.extras.episodes.dialogue import Dialogue
@@ -349,6 +350,19 @@ def test_the_policy_gives_the_sampled_tokens_of_four_turns_the_engines_probabili
     assert (scored - batch.rollout_logprobs)[batch.loss_mask].abs().max() <= 1e-5
     assert int(batch.turn.max()) == 3
     assert scored[~batch.loss_mask].abs().max() == 0
+
+
+def test_every_turn_of_an_episode_is_sampled_with_the_inputs_of_its_question() -> None:
+    policy = Policy(llama(), tool_tokenizer(TEMPLATE))
+    environment = dialogue(lambda: Counting(9), tokenizer=policy.tokenizer, turns=3, turn_tokens=8)
+    prompts = [replace(question(environment.template), inputs=mood(number)) for number in range(2)]
+    groups = environment.rollouts(BuiltinEngine(policy), prompts, 2, SAMPLING, step=1, purpose="train")
+    batch = Batch.from_groups(groups)
+    assert int(batch.turn.max()) == 2
+    scored = token_scores(policy.forward, batch, "none", None).logprobs
+    assert (scored - batch.rollout_logprobs)[batch.loss_mask].abs().max() <= 1e-4
+    others = token_scores(policy.forward, batch.with_(inputs=batch.inputs[::-1]), "none", None).logprobs
+    assert (others - batch.rollout_logprobs)[batch.loss_mask & (batch.turn == 2)].abs().max() > 0.1
 
 
 def test_tokens_depend_neither_on_company_nor_on_order_nor_on_the_time_that_tools_take() -> None:
