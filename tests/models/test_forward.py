@@ -1,5 +1,7 @@
 """The plain forward pass computes what a model itself does, and the chosen one computes what the plain one does."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from engine_cases import apart, gradient, other_model, ragged
@@ -8,9 +10,11 @@ from transformers import PreTrainedModel
 
 from outdo.models.choose_forward import choose_forward
 from outdo.models.forward import Forward
-from outdo.models.probe import Probe
-from outdo.models.scorer import BatchSizes, Scorer
+from outdo.models.loading import load_model, load_tokenizer
+from outdo.models.probe import TOLERANCE, Probe
+from outdo.models.scorer import BatchSizes, Scorer, token_scores
 from outdo.testing import ARCHITECTURES, tiny_model
+from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
 OTHERS = {
@@ -60,6 +64,27 @@ def compare_with_plain(model: PreTrainedModel, tolerance: float) -> None:
     (found, of_found), (expected, of_expected) = map(scores_and_gradient, (chosen, plain))
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
     assert apart(of_found, of_expected) < tolerance
+
+
+@pytest.mark.release
+def test_plain_padded_and_shared_give_equal_log_probabilities_of_a_real_model(smollm2: Path):
+    """Text of four answers to each of two questions, at lengths that differ."""
+    model, tokenizer = load_model(smollm2), load_tokenizer(smollm2)
+    shared = choose_forward(model)
+    assert shared.layout == "shared"
+    questions = [tokenizer.encode(text) for text in ("What is 12 + 30?", "Name a city on a river, and the river.")]
+    answers = ("42", "Forty-two, as 12 and 30 are 42.", "Cologne, on the Rhine", "I do not know.")
+    batch = Batch.of_tokens(
+        [question for question in questions for _ in answers],
+        [tokenizer.encode(answer) for _ in questions for answer in answers],
+        group=[number for number in range(len(questions)) for _ in answers],
+    )
+    with torch.no_grad():
+        expected = token_scores(Forward(model), batch).logprobs
+        for forward in (shared, shared.padded()):
+            found = token_scores(forward, batch).logprobs
+            torch.testing.assert_close(found, expected, rtol=0, atol=shared.tolerance(TOLERANCE))
+    assert (expected < 0)[batch.loss_mask].all()
 
 
 def test_a_forward_pass_that_computes_something_else_has_a_fault():
