@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from outdo.config.file import RecipeError, load
 from outdo.config.paths import code_of, with_absolute_paths
 from outdo.config.rules import refusals
 from outdo.extras.record.parquet import read
+from outdo.rollouts.engines.modes import MODES, SamplingChoice
+from outdo.run.assemble.engines import replays_routes
 from outdo.run.folder.run_folder import read_metrics
 
 SMALL = ("steps=2", "eval.every=0", "cluster.replicas=1")
@@ -158,3 +161,12 @@ def test_their_file_is_named_by_an_absolute_path_in_a_run() -> None:
     recipe = with_absolute_paths(written(INPUTS))
     assert code_of(recipe)[-1] == f"{Path.cwd()}/states.py:states"
     assert not refusals(recipe)
+
+
+@pytest.mark.parametrize("with_inputs", [False, True])
+def test_a_mixture_does_not_replay_the_experts_that_generate_does_not_return(with_inputs: bool) -> None:
+    engine: Any = SimpleNamespace(choice=SamplingChoice(MODES[1]), returns_experts=True)
+    forward: Any = SimpleNamespace(routers=object(), unreachable_routers="", autocast=True)
+    replays, notes = replays_routes(engine, forward, with_inputs=with_inputs)
+    assert replays is not with_inputs
+    assert ("model.generate does not return the experts" in notes[0]) is with_inputs

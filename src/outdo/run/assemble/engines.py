@@ -69,11 +69,11 @@ def device_mistakes(piece: Piece, trainer: str, *, replicas: int = 1) -> list[st
     return load_extra(REMOTE_DEVICES, "engine.processes")(piece, trainer, replicas=replicas)
 
 
-def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str]]:
+def replays_routes(engine: Engine, forward: Forward, *, with_inputs: bool) -> tuple[bool, Sequence[str]]:
     """Return whether training uses the experts that sampled each token, and what the user should know about it.
 
     It does for a mixture model whose engine, or whose precision, makes other choices likely: in float32 the built-in
-    engine and the trainer differ by the last bits of a score.
+    engine and the trainer differ by the last bits of a score. Rows `with_inputs` are sampled by `model.generate`.
     """
     choice = engine.choice
     is_mixture = forward.routers is not None or forward.unreachable_routers
@@ -83,7 +83,7 @@ def replays_routes(engine: Engine, forward: Forward) -> tuple[bool, Sequence[str
         why = forward.unreachable_routers
     elif not engine.returns_experts:
         why = "the engine does not return the experts that it has used"
-    elif choice is not None and not choice.mode.continuous:
+    elif choice is not None and (with_inputs or not choice.mode.continuous):
         why = "model.generate does not return the experts that it has used"
     else:
         return True, ["routing: training uses the experts that sampled each token"]

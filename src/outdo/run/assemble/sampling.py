@@ -53,7 +53,7 @@ def open_sampling(
 ) -> RunSampling:
     """Open the engine and the environments of a run, and make its rollouts of them."""
     engine, first_replica = _engine(recipe, policy, world)
-    routes, routing_notes = replays_routes(engine, policy.forward)
+    routes, routing_notes = replays_routes(engine, policy.forward, with_inputs=recipe.data.inputs is not None)
     reward = reward if first_replica else score_on_first_rank(reward, world)
     environment, eval_environment = _environments(recipe, policy, reward)
     sampler: GroupSampler | DynamicSampling = GroupSampler(
