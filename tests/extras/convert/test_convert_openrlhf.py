@@ -347,3 +347,9 @@ def test_an_environment_of_openrlhf_runs_unchanged(tmp_path: Path) -> None:
     conversion = convert_openrlhf(NEEDED | {"agent_func_path": str(agent)})
     assert conversion.settings["environment"] == f"{agent}:Game"
     assert any("outdo runs OpenRLHF's environments unchanged" in remark for remark in conversion.remarks)
+
+
+def test_a_reward_model_does_not_stand_in_for_a_function_that_is_named_beside_it() -> None:
+    conversion = convert_openrlhf(NEEDED | {"remote_rm_url": "score.py"})
+    assert conversion.settings["rewards"] == "not complete: score.py"
+    assert conversion.incomplete == ["rewards: the function or the service score.py of remote_rm_url"]

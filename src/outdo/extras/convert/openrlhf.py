@@ -252,7 +252,7 @@ def _rewards(c: Conversion) -> None:
     given = c.given
     model, remote = given["reward_pretrain"], given["remote_rm_url"]
     rewards: list[Any] = []
-    if model:
+    if model and not remote:  # OpenRLHF loads no reward model beside a function or a service
         rewards += [{"name": "reward_model", "path": path.strip()} for path in str(model).split(",")]
     if len(rewards) > 1:
         c.remark("reward_pretrain", "the rewards are added up; set the weight of each")
@@ -261,7 +261,6 @@ def _rewards(c: Conversion) -> None:
             "remote_rm_url",
             "write its function for outdo, f(completion, answer), as docs/rewards.md describes, and name it in rewards",
         )
-    if remote and not rewards:
         c.incomplete.append(f"rewards: the function or the service {remote} of remote_rm_url")
         rewards.append(f"{NOT_COMPLETE}{remote}")
     _penalise_long_answers(c, rewards)
