@@ -58,7 +58,8 @@ def first_of(
         if reached is not None and reached_share(_compared(batch, passes[-1]), logprobs, **settings) >= reached:
             return "reached"
         way = [
-            attained_share(_compared(batch, each), each.tokens["logprobs"], clip_low, clip_high) for each in passes[-2:]
+            attained_share(_compared(batch, update), update.tokens["logprobs"], clip_low, clip_high)
+            for update in passes[-2:]
         ]
         if attained is not None and way[-1] >= attained:
             return "attained"
@@ -103,9 +104,9 @@ def moved(batch: Batch, logprobs: Float[Tensor, "B T"]) -> float:
 
 def _check(rules: Mapping[str, float | None], settings: Mapping[str, float]) -> None:
     """Raise `ValueError` with all mistakes at once."""
-    given = {name: value for name, value in rules.items() if value is not None}
-    wrong = [] if given else [f"give at least one of {', '.join(rules)}"]
-    for name, value in (given | dict(settings)).items():
+    limits = {name: value for name, value in rules.items() if value is not None}
+    wrong = [] if limits else [f"give at least one of {', '.join(rules)}"]
+    for name, value in (limits | dict(settings)).items():
         most, limit = (sys.float_info.max, "") if name in UNBOUNDED else (1.0, " and at most 1")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
             wrong.append(f"{name} must be a number above 0{limit}, not {value!r}")

@@ -37,5 +37,5 @@ def _of_rows(batch: Batch) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
 
 def own_contexts(batch: Batch) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     """Return a context of its own for every token, as if no two answers had a common prefix. Two [B, T] int64."""
-    each = torch.arange(batch.token_ids.numel(), device=batch.token_ids.device).view_as(batch.token_ids)
-    return each, each
+    columns = torch.arange(batch.token_ids.numel(), device=batch.token_ids.device).view_as(batch.token_ids)
+    return columns, columns

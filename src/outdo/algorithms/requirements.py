@@ -33,7 +33,7 @@ class Requires:
 
     def __or__(self, other: "Requires") -> "Requires":
         return Requires(
-            **{each.name: _joined(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
+            **{field.name: _joined(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
         )
 
 

@@ -36,18 +36,18 @@ def check_shape(value: Value, expected: tuple[str, ...], kind: str, piece: objec
     """
     if isinstance(value, Tensor):
         shape = tuple(value.shape)
-        if any(shape == _sizes(each, sizes) for each in expected):
+        if any(shape == _sizes(form, sizes) for form in expected):
             return value
-        found = f"shape {_described(shape, sizes)}"
+        described = f"shape {_described(shape, sizes)}"
     else:
         if isinstance(value, int | float) and "" in expected:
             return value
-        found = f"a value of type {type(value).__name__}"
+        described = f"a value of type {type(value).__name__}"
     *others, last = [
-        f"[{', '.join(each.split())}] = {list(_sizes(each, sizes))}" if each else "a number" for each in expected
+        f"[{', '.join(form.split())}] = {list(_sizes(form, sizes))}" if form else "a number" for form in expected
     ]
     wanted = f"{', '.join(others)} or {last}" if others else last
-    raise UserError([f"the {kind} {piece_name(piece)} returned {found}, expected {wanted}"])
+    raise UserError([f"the {kind} {piece_name(piece)} returned {described}, expected {wanted}"])
 
 
 def piece_name(piece: object) -> str:
@@ -68,8 +68,8 @@ def _sizes(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 def _described(shape: tuple[int, ...], sizes: Mapping[str, int]) -> str:
     """Return for example "[B] = [16]", or "[7]" where no size is that of a letter."""
     letters: list[str] = []
-    for place, size in enumerate(shape):
-        among = list(sizes) if place == 0 else list(sizes)[::-1]  # where B and T are equal
+    for dimension, size in enumerate(shape):
+        among = list(sizes) if dimension == 0 else list(sizes)[::-1]  # where B and T are equal
         letters.append(next((letter for letter in among if sizes[letter] == size), str(size)))
     numbers = str(list(shape))
     names = f"[{', '.join(letters)}]"

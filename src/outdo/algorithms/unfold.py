@@ -49,16 +49,16 @@ class Unfolded:
             first, start = torch.ones_like(batch.scored), torch.zeros_like(number)
             return cls(batch=batch, row=number, first=first, parent=number, start=start, shape=(rows, width))
         paths, row, parent, start = (
-            torch.tensor(each, device=device) for each in _paths(batch.previous, batch.attention_mask.sum(1).tolist())
+            torch.tensor(path, device=device) for path in _paths(batch.previous, batch.attention_mask.sum(1).tolist())
         )
         first = row.diff(prepend=row[:1] - 1) > 0
         inside = paths >= 0
         unfolded = batch.gathered(row, paths.clamp(min=0), inside)
-        own = inside & (torch.arange(paths.shape[1], device=device) >= start[:, None])
+        of_row = inside & (torch.arange(paths.shape[1], device=device) >= start[:, None])
         prompts = unfolded.prompt_lengths.minimum(start).where(~first, unfolded.prompt_lengths)
         return cls(
             batch=unfolded.with_(
-                loss_mask=unfolded.loss_mask & own,
+                loss_mask=unfolded.loss_mask & of_row,
                 turn=_turns(unfolded.turn.where(inside, -1)),
                 prompt_lengths=prompts,
                 truncated=unfolded.truncated & first,
@@ -75,10 +75,10 @@ class Unfolded:
         """Put the values of conversations at their columns of the rows; 0 outside. [C, L] -> [B, T]"""
         if self.columns is None:
             return values
-        place = torch.arange(values.shape[1], device=values.device)
-        own = (self.columns >= 0) & (place >= self.start[:, None])
-        row = self.row[:, None].expand_as(own)
-        return values.new_zeros(self.shape).index_put((row[own], self.columns[own]), values[own])
+        index = torch.arange(values.shape[1], device=values.device)
+        of_row = (self.columns >= 0) & (index >= self.start[:, None])
+        row = self.row[:, None].expand_as(of_row)
+        return values.new_zeros(self.shape).index_put((row[of_row], self.columns[of_row]), values[of_row])
 
     def compared_with(self, conversation: int) -> Bool[Tensor, "C"]:
         """Return the conversations that a further one is compared with: itself, and the first ones of other rows."""

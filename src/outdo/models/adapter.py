@@ -213,7 +213,7 @@ def attach_saved(model: PreTrainedModel, folder: Path) -> None:
     try:
         with _without_warnings():
             attach(model, config)
-            stored = {name.removeprefix(PREFIX): each for name, each in load_file(folder / ADAPTER_WEIGHTS).items()}
+            stored = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
             report = set_peft_model_state_dict(model, stored, NAME)
     except (OSError, TypeError, ValueError, RuntimeError, LookupError, SafetensorError) as error:
         raise ModelError(explained(f"model {folder}: the adapter cannot be loaded", error, EXTRA)) from error
@@ -276,8 +276,8 @@ def state_without_base(model: nn.Module) -> dict[str, Tensor]:
 
 def load_state_without_base(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Restore what `state_without_base` returned. Raises ValueError if it is the state of another model."""
-    own = model.state_dict()
-    weights = {name: divided_like(value, own.get(name)) for name, value in state.items()}
+    of_model = model.state_dict()
+    weights = {name: divided_like(value, of_model.get(name)) for name, value in state.items()}
     report = model.load_state_dict(weights, strict=False)
     if wrong := {*report.missing_keys, *report.unexpected_keys} - _frozen(model):
         raise ValueError(f"the state belongs to another model: {min(wrong)}")
@@ -291,8 +291,16 @@ def on_same_base(model: Model) -> Model:
     """Return a copy of a model that has an adapter of its own, and shares the frozen weights."""
     shared: dict[int, Any] = {}
     for module in model.modules():
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False), getattr(module, "quant_state", None)]
-        shared |= {id(each): each for each in own if each is not None and not getattr(each, "requires_grad", False)}
+        tensors = [
+            *module.parameters(recurse=False),
+            *module.buffers(recurse=False),
+            getattr(module, "quant_state", None),
+        ]
+        shared |= {
+            id(tensor): tensor
+            for tensor in tensors
+            if tensor is not None and not getattr(tensor, "requires_grad", False)
+        }
     return sharding_of(model).on_same_parts(model, shared)
 
 
@@ -316,10 +324,10 @@ def changes_nothing(forward: Forward, token_ids: Tensor) -> bool:
         return False
     without = on_same_base(forward.model)
     switch(without, on=False)
-    found = forward.with_weights(
-        lambda: tuple(each(input_ids=token_ids, use_cache=False).logits for each in (forward.model, without))
+    logits = forward.with_weights(
+        lambda: tuple(model(input_ids=token_ids, use_cache=False).logits for model in (forward.model, without))
     )
-    return torch.equal(*found)
+    return torch.equal(*logits)
 
 
 def switch(model: PreTrainedModel, *, on: bool) -> None:

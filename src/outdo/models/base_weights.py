@@ -62,8 +62,8 @@ def prepare(model: PreTrainedModel, *, whole: str = "") -> None:
             if type(module) is nn.Linear:  # bitsandbytes has layers of its own
                 module.__class__ = Int8Linear
         elif type(module) not in NARROW or name == whole:
-            for key, each in module.named_parameters(recurse=False):
-                setattr(module, key, nn.Parameter(each.detach().float(), requires_grad=False))
+            for key, parameter in module.named_parameters(recurse=False):
+                setattr(module, key, nn.Parameter(parameter.detach().float(), requires_grad=False))
         else:
             cast("Tensor", weight).data = cast("Tensor", weight).data.bfloat16()
             if type(module) is nn.Embedding:

@@ -70,11 +70,11 @@ class Models:
         """
         if not hasattr(objective, "prepare"):
             name = getattr(objective, "__name__", None)
-            found = repr(objective) if name is None else f"the function {name}; did you mean {name}()?"
-            raise TypeError(f"Models.of: expected an objective such as outdo.grpo(beta=0.0), found {found}")
+            description = repr(objective) if name is None else f"the function {name}; did you mean {name}()?"
+            raise TypeError(f"Models.of: expected an objective such as outdo.grpo(beta=0.0), found {description}")
         needs = requirements_of(advantage, objective) if requires is None else requires
-        given = {"reference": (reference, needs.reference), "critic": (critic, needs.values)}
-        if unused := [name for name, (model, needed) in given.items() if model is not None and not needed]:
+        offered = {"reference": (reference, needs.reference), "critic": (critic, needs.values)}
+        if unused := [name for name, (model, needed) in offered.items() if model is not None and not needed]:
             raise ValueError(f"nothing needs the {' and the '.join(unused)}: neither the objective nor the advantage")
         if needs.reference and reference is None:
             reference = frozen(policy)
@@ -92,7 +92,7 @@ class Models:
         """Whether each replica holds only a part of what a checkpoint holds: not if all that is divided is frozen."""
         trained = [self.policy, *filter(None, [self.critic])]
         of_reference = {} if self.reference is None else self.reference.state()
-        return any(each.optimiser.is_sharded for each in trained) or any(map(is_sharded, of_reference.values()))
+        return any(model.optimiser.is_sharded for model in trained) or any(map(is_sharded, of_reference.values()))
 
     def check(self, required: Requires) -> None:
         """Raise `ValueError` if a required model is missing."""

@@ -25,10 +25,10 @@ def conversation_notes(
         return []
     write = partial(render_prompt, tokenizer, tools=tools, where="the prompt")
     text, doubtful = write(messages), list[str]()
-    if has_thinking(messages) and any(each.kind == "thinking" for each in left_out(messages, text, write)):
+    if has_thinking(messages) and any(lost_part.kind == "thinking" for lost_part in left_out(messages, text, write)):
         doubtful.append("leaves out the thinking of earlier turns")
-    if (place := moved(messages, text)) is not None:
-        doubtful.append(f"writes a message of the role {messages[place]['role']} before messages that precede it")
+    if (index := moved(messages, text)) is not None:
+        doubtful.append(f"writes a message of the role {messages[index]['role']} before messages that precede it")
     if role := unknown_role(messages, text, write):
         doubtful.append(f'writes the role "{role}" as it writes any word, so that the model may not know it')
     return doubtful
@@ -38,13 +38,13 @@ def loses_thinking(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Messag
     """Return whether the chat template leaves out thinking of a whole conversation, which ends with an answer."""
     write = partial(render, tokenizer, tools=tools, where="a conversation", open_turn=False)
     lost = left_out(messages, write(messages), write) if has_thinking(messages) else []
-    return any(each.kind == "thinking" for each in lost)
+    return any(lost_part.kind == "thinking" for lost_part in lost)
 
 
 def beginnings(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[str]:
     """Return whether the chat template begins a prompt with a text of its own, as a part of a sentence about it."""
-    own = "" if messages[0].get("role") == "system" else text_of_its_own(tokenizer)
-    return [f"begins prompts without a system message with a text of its own: {one_line(own)}"] if own else []
+    added = "" if messages[0].get("role") == "system" else text_of_its_own(tokenizer)
+    return [f"begins prompts without a system message with a text of its own: {one_line(added)}"] if added else []
 
 
 def text_of_its_own(tokenizer: PreTrainedTokenizerBase) -> str:

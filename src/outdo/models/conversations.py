@@ -30,7 +30,7 @@ def conversations(batch: Batch) -> tuple[Batch, Tensor]:
     starts = batch.group.diff(prepend=batch.group[:1] - 1).nonzero().squeeze(1)  # of the groups
     number = torch.searchsorted(starts, torch.arange(len(batch), device=starts.device), right=True).tolist()
     # Those that begin otherwise come last in their group, so that those with its prompt are neighbours.
-    paths.sort(key=lambda each: (number[each[0]], each[1][: prompts[each[0]]] != [*range(prompts[each[0]])]))
+    paths.sort(key=lambda path: (number[path[0]], path[1][: prompts[path[0]]] != [*range(prompts[path[0]])]))
     return _as_rows(batch, paths), _places(batch, paths)
 
 

@@ -139,10 +139,10 @@ class Critic(MicroBatched):
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
             results = self._halving_on_oom(partial(self._gradient, minibatch), self.trained.zero_grad)
             mask, width = minibatch.loss_mask, minibatch.token_ids.shape[1]
-            values = stack_rows([(rows, each.tokens["values"]) for rows, each in results], width)
+            values = stack_rows([(rows, result.tokens["values"]) for rows, result in results], width)
             assert minibatch.returns is not None
             measured.append(torch.stack([values[mask], minibatch.returns[mask]]))
-            loss, clipped = (sum(each.terms[name] for _, each in results) for name in ("loss", "clipped"))
+            loss, clipped = (sum(result.terms[name] for _, result in results) for name in ("loss", "clipped"))
             limited += clipped
             trained.append(minibatch.totals.tokens)
             steps.append({"loss": loss} | self.optimiser.step(loss))
@@ -326,8 +326,8 @@ def _width(forward: Forward) -> int:
 
 
 def _check_vocabulary(path: str | Path, policy: Policy) -> None:
-    own = load_tokenizer(path, stop_token_ids=(0,))  # any: it will end no answer
-    if own.get_vocab() != policy.tokenizer.get_vocab():
+    tokenizer = load_tokenizer(path, stop_token_ids=(0,))  # any: it will end no answer
+    if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ModelError(
             f"the critic {path} has another vocabulary than the policy: the same token ids are other words to it"
         )

@@ -178,7 +178,7 @@ class _Walk:
         return name, shape[::-1], type, offset
 
 
-def _faults(values: Mapping[str, Any], found: list[Any]) -> Iterator[str]:
+def _faults(values: Mapping[str, Any], tensors: list[Any]) -> Iterator[str]:
     """Yield what cannot be converted exactly."""
     name = values.get("general.architecture")
     if name not in ARCHITECTURES:
@@ -187,7 +187,7 @@ def _faults(values: Mapping[str, Any], found: list[Any]) -> Iterator[str]:
     required = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count", "context_length")
     if missing := [key for key in required if type(values.get(f"{name}.{key}")) is not int]:
         yield f"its header lacks {name}.{missing[0]}"
-    if "token_embd.weight" not in {each[0] for each in found}:
+    if "token_embd.weight" not in {tensor[0] for tensor in tensors}:
         yield "it holds no embedding (token_embd.weight)"
     if values.get(f"{name}.rope.scaling.type", "none") != "none":
         yield "its positions are scaled (rope.scaling), which outdo cannot convert; use the original model folder"
@@ -200,10 +200,10 @@ def _faults(values: Mapping[str, Any], found: list[Any]) -> Iterator[str]:
         yield f"its tokenizer splits text in the way {split!r}, and outdo knows {', '.join(SPLITS)}"
 
 
-def _surplus(values: Mapping[str, Any], found: list[Any]) -> Iterator[str]:
+def _surplus(values: Mapping[str, Any], tensors: list[Any]) -> Iterator[str]:
     """Yield a sentence if there are tensors that have no place in the model."""
     layers = values.get(f"{values.get('general.architecture')}.block_count", 0)
-    unknown = [name for name, *_ in found if _name_in_transformers(name) == "" or _layer(name) >= layers]
+    unknown = [name for name, *_ in tensors if _name_in_transformers(name) == "" or _layer(name) >= layers]
     if unknown and values.get("general.architecture") in ARCHITECTURES:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         yield f"it holds {unknown[0]}{more}, which outdo cannot convert; use the original model folder"
@@ -224,13 +224,13 @@ def _layer(name: str) -> int:
     return int(name.split(".")[1]) if re.match(r"blk\.\d+\.", name) else -1
 
 
-def _check_sizes(found: list[Any], at: int, alignment: int, size: int) -> str:
+def _check_sizes(tensors: list[Any], at: int, alignment: int, size: int) -> str:
     """Return the type that most weights have; refuse the file if one of them ends outside of it."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     start = -(-at // alignment) * alignment
     numbers: Counter[str] = Counter()
-    for name, shape, type, offset in found:
+    for name, shape, type, offset in tensors:
         if type not in list(GGMLQuantizationType):
             raise _DamagedError(f"{name} is of the unknown type {type}")
         kind = GGMLQuantizationType(type)

@@ -273,7 +273,7 @@ def _unsupported(config: dict[str, Any], kind: Kind) -> Iterator[str]:
 
 def _other_kind(config: dict[str, Any], architectures: list[str], kind: Kind) -> Iterator[str]:
     """Yield a sentence if a model is not of the `kind` that is needed."""
-    accepted = not architectures or any(each.endswith(kind.endings) for each in architectures)
+    accepted = not architectures or any(architecture.endswith(kind.endings) for architecture in architectures)
     if not accepted and "text_config" in config and architectures[0].endswith("ForConditionalGeneration"):
         yield (
             f"{architectures[0]} reads images or sound as well, and outdo trains language models; save its text part "
@@ -286,7 +286,7 @@ def _other_kind(config: dict[str, Any], architectures: list[str], kind: Kind) ->
 
 def _architectures(config: dict[str, Any]) -> list[str]:
     names = config.get("architectures")
-    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def _transformers_has(model_type: str) -> bool:
@@ -294,7 +294,7 @@ def _transformers_has(model_type: str) -> bool:
     spec = find_spec("transformers")
     places = (spec.submodule_search_locations or []) if spec else []
     module = model_type.removesuffix("_text").replace("-", "_")
-    return module.isidentifier() and any((Path(place) / "models" / module).is_dir() for place in places)
+    return module.isidentifier() and any((Path(root) / "models" / module).is_dir() for root in places)
 
 
 def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tensors, problems: list[str]) -> ModelFacts:

@@ -189,7 +189,7 @@ def load_classifier(
     config.use_cache = False  # the model generates nothing
     if facts.adapter:
         check_base(facts.adapter, base_of(facts))
-        if not any(each.endswith(REWARD_MODEL.endings) for each in config.architectures or ()):
+        if not any(architecture.endswith(REWARD_MODEL.endings) for architecture in config.architectures or ()):
             head_seed = 0  # any: the adapter has a head
     if head_seed is not None:
         config.num_labels = 1

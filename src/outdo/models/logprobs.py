@@ -76,11 +76,11 @@ def chunked_scores(
     The entropy of a linear head is computed with the log-probabilities. Any other sum gets all logits of some tokens,
     by a product of its own.
     """
-    if isinstance(head, nn.Linear) and type(head).forward in (each.forward for each in LINEAR):  # no adapter
+    if isinstance(head, nn.Linear) and type(head).forward in (layer.forward for layer in LINEAR):  # no adapter
         return _scores_of_linear(head, hidden, token_ids, temperature, sums, chunk)
 
     def scores(logits: Tensor, temperature: Tensor, token_ids: Tensor) -> tuple[Tensor, ...]:
-        return token_logprobs(logits, token_ids, temperature), *(each(logits, temperature) for each in sums)
+        return token_logprobs(logits, token_ids, temperature), *(compute(logits, temperature) for compute in sums)
 
     return _in_chunks(head, scores, chunk or CHUNK, hidden, temperature, token_ids)
 
@@ -94,17 +94,18 @@ def _scores_of_linear(
     chunk: int | None,
 ) -> tuple[Tensor, ...]:
     """See `chunked_scores`."""
-    others = [each for each in sums if each is not token_entropy and each is not detached_entropy]
+    others = [compute for compute in sums if compute is not token_entropy and compute is not detached_entropy]
     logprobs, entropies = _along_vocabulary(head, hidden, token_ids, temperature, len(others) < len(sums), chunk)
 
     def of_others(logits: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
-        return tuple(each(logits, temperature) for each in others)
+        return tuple(compute(logits, temperature) for compute in others)
 
     fitting = LOGIT_BYTES["cuda"] // (hidden.element_size() * len(head.weight))
     tokens = chunk or max(1, min(CHUNK, fitting))
     values = iter(_in_chunks(head, of_others, tokens, hidden, temperature) if others else ())
     return logprobs, *(
-        next(values) if each in others else entropies if each is token_entropy else entropies.detach() for each in sums
+        next(values) if compute in others else entropies if compute is token_entropy else entropies.detach()
+        for compute in sums
     )
 
 
@@ -119,7 +120,7 @@ def _in_chunks(
     several = torch.is_grad_enabled() and len(hidden) > chunk
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, max(1, len(hidden)), chunk):
-        part = [each[start : start + chunk] for each in (hidden, *rows)]
+        part = [tensor[start : start + chunk] for tensor in (hidden, *rows)]
         parts.append(checkpoint(of_chunk, *part, use_reentrant=False) if several else of_chunk(*part))
     return tuple(map(torch.cat, zip(*parts, strict=True)))
 

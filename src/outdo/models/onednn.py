@@ -106,8 +106,8 @@ def patched_linears(
     products with few rows, between which no weight changes. Up to `PACKED_BYTES` bytes are copied, or none. Layers that
     read the same input, each group of `readers`, are packed as one matrix, which `together` multiplies by.
     """
-    linear_layers = (each for each in model.modules() if isinstance(each, nn.Linear))
-    layers = [each for each in linear_layers if type(each) in LINEAR and "forward" not in vars(each)]
+    linear_layers = (module for module in model.modules() if isinstance(module, nn.Linear))
+    layers = [layer for layer in linear_layers if type(layer) in LINEAR and "forward" not in vars(layer)]
     packed = packed and sum(4 * layer.weight.numel() for layer in layers) <= PACKED_BYTES
     replaced: Replaced = {layer: {"forward": partial(_forward, layer)} for layer in layers}
     if packed:
@@ -175,7 +175,7 @@ def _use_onednn(x: Tensor, weight: Tensor | None = None) -> bool:
     factors = [x] if weight is None else [x, weight]
     return (
         available()
-        and all(each.device.type == "cpu" and each.numel() for each in factors)
+        and all(factor.device.type == "cpu" and factor.numel() for factor in factors)
         and x.dtype == torch.float32
         and (weight is None or weight.dtype == torch.float32 or _is_narrow(weight))
         and not torch.is_autocast_enabled("cpu")

@@ -87,8 +87,8 @@ class DecoupledSGD(torch.optim.SGD):
     """SGD whose weight decay is not part of the momentum: SGDW (arXiv 1711.05101)."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], momentum: float) -> None:
-        own = [{"params": group["params"], "decay": group["weight_decay"]} for group in groups]
-        super().__init__(own, momentum=momentum)
+        with_decay = [{"params": group["params"], "decay": group["weight_decay"]} for group in groups]
+        super().__init__(with_decay, momentum=momentum)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

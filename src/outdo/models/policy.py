@@ -170,9 +170,9 @@ class Policy(Scorer):
         )
         width, first = batch.token_ids.shape[1], results[0][1]
         tokens = {
-            name: stack_rows([(rows, each.tokens[name]) for rows, each in results], width) for name in first.tokens
+            name: stack_rows([(rows, result.tokens[name]) for rows, result in results], width) for name in first.tokens
         }
-        return {name: sum(each.terms[name] for _, each in results) for name in first.terms}, tokens
+        return {name: sum(result.terms[name] for _, result in results) for name in first.terms}, tokens
 
     def check_finite(self) -> None:
         """Raise `NonFiniteWeightsError` if a weight, of a divided model one in this process's part, is not finite."""
@@ -203,8 +203,8 @@ class Policy(Scorer):
         weights = {name: weight for name, weight in weights.items() if name not in tied}
 
         def layer(name: str) -> str:
-            found = IN_A_LAYER.search(name)
-            return name[: found.end()] if found else name
+            match = IN_A_LAYER.search(name)
+            return name[: match.end()] if match else name
 
         return share_of(weights, rank, count, unit=layer)
 

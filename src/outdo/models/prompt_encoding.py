@@ -86,7 +86,9 @@ def encode_prompt(
 
 def with_system(prompt: str | Sequence[Message], system: str | None) -> list[dict[str, Any]]:
     """Return a prompt as messages, after the `system` message unless it has one of its own."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(each) for each in prompt]
+    messages = (
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
+    )
     if system is not None and (not messages or messages[0].get("role") != "system"):
         messages = [{"role": "system", "content": system}, *messages]
     return messages
@@ -151,7 +153,7 @@ def check_written(
     text: str, messages: Sequence[Message], render: Callable[[Sequence[Message]], str], where: str
 ) -> None:
     """Raise `ModelError` if the `text` of a conversation lacks a message or a call; thinking may be left out."""
-    lost = [str(each) for each in left_out(messages, text, render) if each.kind != "thinking"]
+    lost = [str(part) for part in left_out(messages, text, render) if part.kind != "thinking"]
     if lost:
         raise ModelError(
             f"{where}: the model's chat template leaves out {', '.join(lost)}; remove it, write it into another "
@@ -194,13 +196,13 @@ def apply_template(
             f"{where} is a list of messages, and the model's tokenizer has no chat template for them; "
             "use a chat model, or prompts that are strings"
         )
-    given = [dict(message) for message in messages]
-    for role in (message.get("role") for message in given):
+    copied = [dict(message) for message in messages]
+    for role in (message.get("role") for message in copied):
         if isinstance(role, str) and not ROLE.fullmatch(role):  # a template may write <|ROLE|>
             raise ModelError(f"{where}: a role has letters, digits, spaces and . _ -, and not {role[:100]!r}")
     try:
         with _cpu_limit(LONGEST_RENDERING):
-            return tokenizer.apply_chat_template(given, tools=[dict(tool) for tool in tools] or None, **options)
+            return tokenizer.apply_chat_template(copied, tools=[dict(tool) for tool in tools] or None, **options)
     except Exception as error:  # a template is a program, which may raise anything
         raise ModelError(f"{where}: the model's chat template refused it: {first_line(error)}") from error
 

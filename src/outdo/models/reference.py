@@ -23,8 +23,8 @@ class Reference(Scorer):
     def refresh(self, policy: Policy, mix: float) -> None:
         """Update the weights from the policy's: mix · πθ + (1 - mix) · π_ref, weight by weight."""
         # Parameters, not the state dict: that has a tied weight twice, which would be mixed twice.
-        for weight, own in zip(policy.model.parameters(), self.forward.model.parameters(), strict=True):
-            own.lerp_(weight, mix)
+        for weight, copied in zip(policy.model.parameters(), self.forward.model.parameters(), strict=True):
+            copied.lerp_(weight, mix)
 
     def state(self) -> dict[str, Any]:
         """Return the weights in full, as the policy differs from them."""
@@ -32,8 +32,10 @@ class Reference(Scorer):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        own = self.forward.model.state_dict()
-        self.forward.model.load_state_dict({name: divided_like(value, own.get(name)) for name, value in state.items()})
+        of_reference = self.forward.model.state_dict()
+        self.forward.model.load_state_dict(
+            {name: divided_like(value, of_reference.get(name)) for name, value in state.items()}
+        )
 
 
 class AdapterReference(Reference):

@@ -112,9 +112,9 @@ class _Float64(TorchFunctionMode):
         if func is Tensor.float:
             return args[0].double()
         in_place = name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-        kept, read = (args[:1], args[1:]) if in_place else ((), args)
+        written, read = (args[:1], args[1:]) if in_place else ((), args)
         wide = {key: value if key == "out" else _wide(value) for key, value in kwargs.items()}
-        return func(*kept, *map(_wide, read), **wide)
+        return func(*written, *map(_wide, read), **wide)
 
 
 def _wide(value: Any) -> Any:

@@ -35,7 +35,7 @@ def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 def special_tokens_in(tokenizer: PreTrainedTokenizerBase, value: Any) -> list[str]:
     """Return the special tokens whose text occurs in the strings of a value, each once, in their order."""
     pattern = _pattern(tokenizer)
-    return list(dict.fromkeys(found for text in _strings(value) for found in pattern.findall(text)))
+    return list(dict.fromkeys(token for text in _strings(value) for token in pattern.findall(text)))
 
 
 def hide(tokenizer: PreTrainedTokenizerBase, value: Any, *, beside: Any = ()) -> tuple[Any, Hidden]:
@@ -49,7 +49,7 @@ def hide(tokenizer: PreTrainedTokenizerBase, value: Any, *, beside: Any = ()) ->
         return value, {}
     around = "".join(_strings([value, beside, tokenizer.chat_template]))
     candidates = map(chr, chain(*PRIVATE_USE))
-    free = (each for each in candidates if each not in around and _in_json(each) not in around)
+    free = (mark for mark in candidates if mark not in around and _in_json(mark) not in around)
     characters = dict(zip(tokens, islice(free, len(tokens)), strict=False))
     if len(characters) < len(tokens):
         raise ModelError("the text has special tokens, and so many characters of private use that none is free")
@@ -114,12 +114,12 @@ def _plain(tokenizer: PreTrainedTokenizerBase, *key: Any) -> _Plain | None:
 
     Nobody can write these names into a text, because they are chosen at random. The token ids do not depend on them.
     """
-    own = _special_tokens(tokenizer, *key)
+    tokens = _special_tokens(tokenizer, *key)
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):  # it is written in Python
         return None
     secret = token_hex(16)
-    names = {token: f"\ue000{secret}:{place}\ue001" for place, token in enumerate(own)}
+    names = {token: f"\ue000{secret}:{index}\ue001" for index, token in enumerate(tokens)}
     saved = json.loads(backend.to_str()) | {"post_processor": None}  # which would add special tokens, or trim offsets
     _rename(saved, names)
     try:
@@ -128,7 +128,7 @@ def _plain(tokenizer: PreTrainedTokenizerBase, *key: Any) -> _Plain | None:
         return None
     if any(renamed.token_to_id(name) != backend.token_to_id(token) for token, name in names.items()):
         return None
-    ids = [backend.token_to_id(token) for token in own if token != tokenizer.unk_token]
+    ids = [backend.token_to_id(token) for token in tokens if token != tokenizer.unk_token]
     return _Plain(renamed, names, frozenset(token_id for token_id in ids if token_id is not None))
 
 
@@ -162,7 +162,7 @@ def _key(tokenizer: PreTrainedTokenizerBase) -> tuple[int, tuple[str, ...]]:
 def _special_tokens(tokenizer: PreTrainedTokenizerBase, *key: Any) -> tuple[str, ...]:
     """Return the special tokens, longer ones first. Not all of them have a role that `all_special_tokens` lists."""
     added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-    special = {each.content for each in added.values() if each.special} | set(tokenizer.all_special_tokens)
+    special = {token.content for token in added.values() if token.special} | set(tokenizer.all_special_tokens)
     return tuple(sorted(special - {""}, key=lambda token: (-len(token), token)))
 
 
@@ -185,8 +185,8 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping):
         yield from _strings([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _strings(each)
+        for item in value:
+            yield from _strings(item)
 
 
 def _mapped(value: Any, change: Any) -> Any:
@@ -194,8 +194,8 @@ def _mapped(value: Any, change: Any) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {_mapped(key, change): _mapped(each, change) for key, each in value.items()}
-    return [_mapped(each, change) for each in value] if isinstance(value, list | tuple) else value
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    return [_mapped(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _in_json(character: str) -> str:

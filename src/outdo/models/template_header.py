@@ -43,8 +43,8 @@ def with_date(template: str, date: str) -> str:
 
 def date_of(template: str) -> str | None:
     """Return the date that a chat template keeps; None if it keeps none."""
-    found = _DATE.match(template)
-    return found[1] if found else None
+    match = _DATE.match(template)
+    return match[1] if match else None
 
 
 def with_defaults(template: str, options: Mapping[str, Any]) -> str:

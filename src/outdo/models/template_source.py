@@ -35,7 +35,7 @@ def sources_of(template: Any) -> list[str]:
     if isinstance(template, Mapping):
         template = [*template.values()] if "template" not in template else template["template"]
     if isinstance(template, list):
-        return [text for each in template for text in sources_of(each)]
+        return [text for part in template for text in sources_of(part)]
     return [template] if isinstance(template, str) else []
 
 
@@ -47,7 +47,7 @@ def reads_clock(template: Any) -> bool:
 def draws(template: Any) -> bool:
     """Return whether a chat template draws at random, so that no two renderings need be equal."""
     return any(
-        "lipsum" in _looked_up(tree) or any(each.name == RANDOM for each in tree.find_all(nodes.Filter))
+        "lipsum" in _looked_up(tree) or any(node.name == RANDOM for node in tree.find_all(nodes.Filter))
         for tree in _trees(template)
     )
 

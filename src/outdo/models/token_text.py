@@ -26,7 +26,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         decoders = _decoders(tokenizer)
         self._to_bytes = _bytes_function(decoders)
-        self._strips_first_space = any(each["type"] == "Strip" and each["start"] for each in decoders)
+        self._strips_first_space = any(decoder["type"] == "Strip" and decoder["start"] for decoder in decoders)
         self._token_name = lru_cache(maxsize=None)(self._token_name)
         self._bytes_of = lru_cache(maxsize=None)(self._bytes_of)
         self._text_of = lru_cache(maxsize=1 << 20)(self._text_of)
@@ -59,7 +59,7 @@ class TokenTexts:
         return b"" if token is None else self._to_bytes(token)
 
     def _texts(self, ids: Sequence[int], after: Sequence[int]) -> list[str]:
-        before = next((each for each in reversed(after) if self._token_name(each) is not None), None)
+        before = next((token for token in reversed(after) if self._token_name(token) is not None), None)
         texts: list[str] = []
         for token_id in ids:
             text = self._text_of(before, token_id)
@@ -103,18 +103,18 @@ def _decoders(tokenizer: Any) -> list[dict[str, Any]]:
 def _flat(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if decoder["type"] != "Sequence":
         yield decoder
-    for each in decoder.get("decoders", ()):
-        yield from _flat(each)
+    for part in decoder.get("decoders", ()):
+        yield from _flat(part)
 
 
 def _bytes_function(decoders: Sequence[dict[str, Any]]) -> Callable[[str], bytes] | None:
     """Return the function from a token's name to its bytes; None if the vocabulary holds texts."""
-    kinds = {each["type"] for each in decoders}
+    kinds = {part["type"] for part in decoders}
     if "ByteLevel" in kinds:
         return _byte_level
     if "ByteFallback" not in kinds:
         return None
-    replaced = [(each["pattern"]["String"], each["content"]) for each in decoders if each["type"] == "Replace"]
+    replaced = [(part["pattern"]["String"], part["content"]) for part in decoders if part["type"] == "Replace"]
 
     def with_byte_fallback(token: str) -> bytes:
         if byte := BYTE.fullmatch(token):

@@ -40,28 +40,28 @@ class LeftOut:
 
 def left_out(messages: Sequence[Message], rendered: str, render: Callable[[Sequence[Message]], str]) -> list[LeftOut]:
     """Return what is not in the `rendered` text of a conversation. `render` renders a changed conversation."""
-    found = []
-    for place, message in enumerate(messages):
+    misplaced = []
+    for index, message in enumerate(messages):
         changes: list[tuple[Kind, Message]] = [
             *_changed_texts(messages, message, rendered),
             *_without_calls(message, rendered),
         ]
         for kind, changed in changes:
-            if _renders_alike(render, [*messages[:place], changed, *messages[place + 1 :]], rendered):
-                found.append(LeftOut(place, str(message.get("role")), kind))
-    return list(dict.fromkeys(found))
+            if _renders_alike(render, [*messages[:index], changed, *messages[index + 1 :]], rendered):
+                misplaced.append(LeftOut(index, str(message.get("role")), kind))
+    return list(dict.fromkeys(misplaced))
 
 
 def moved(messages: Sequence[Message], rendered: str) -> int | None:
     """Return the place of the first message whose text stands before that of an earlier one; None if none does."""
     begin = 0
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         text = _text_of(message)
         if len(text) < SURE or rendered.count(text) != 1:
             continue
-        if (found := rendered.find(text)) < begin:
-            return place
-        begin = found
+        if (start := rendered.find(text)) < begin:
+            return index
+        begin = start
     return None
 
 
@@ -70,11 +70,11 @@ def unknown_role(messages: Sequence[Message], rendered: str, render: Callable[[S
 
     A later system message is known if the template writes a first one in the same way.
     """
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         role = str(message.get("role"))
-        if role in KNOWN_ROLES and (role != "system" or place == 0):
+        if role in KNOWN_ROLES and (role != "system" or index == 0):
             continue
-        renamed = [*messages[:place], {**message, "role": MARK}, *messages[place + 1 :]]
+        renamed = [*messages[:index], {**message, "role": MARK}, *messages[index + 1 :]]
         try:
             is_any_word = render(renamed).replace(MARK, role) == rendered
             first = render([{"role": role, "content": MARK}, {"role": "user", "content": "?"}]).partition(MARK)[0]
@@ -99,9 +99,9 @@ def _changed_texts(messages: Sequence[Message], message: Message, rendered: str)
     said = _text_of(message)
     if isinstance(content, str) and message.get("role") == "assistant":
         thinking.append(("content", split_thinking(content)[0].strip()))
-    texts: list[tuple[Kind, str, str]] = [*(("thinking", *each) for each in thinking), ("text", "content", said)]
+    texts: list[tuple[Kind, str, str]] = [*(("thinking", *pair) for pair in thinking), ("text", "content", said)]
     for kind, name, text in texts:
-        if text and not _is_written(text, rendered, sum(text in str(each.get(name)) for each in messages)):
+        if text and not _is_written(text, rendered, sum(text in str(other.get(name)) for other in messages)):
             middle = len(text) // 2
             whole = str(message[name])
             marked = whole.replace(text, text[:middle] + MARK + text[middle:])
@@ -112,9 +112,9 @@ def _without_calls(message: Message, rendered: str) -> Iterator[tuple[Kind, Mess
     """Yield a message without each of its calls whose values are not surely in the rendered text."""
     given = message.get("tool_calls")
     calls = given if isinstance(given, list) else []
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         if not all(_is_written(text, rendered, 1) for text in _values(call)):
-            others = [*calls[:place], *calls[place + 1 :]]
+            others = [*calls[:index], *calls[index + 1 :]]
             yield "calls", {**message, "tool_calls": others} if others else _without(message, "tool_calls")
     if "function_call" in message:
         yield "calls", _without(message, "function_call")
@@ -152,7 +152,7 @@ def _without(message: Message, name: str) -> Message:
 
 def has_thinking(messages: Sequence[Message]) -> bool:
     """Return whether a turn of a conversation has thinking."""
-    turns = (each for each in messages if each.get("role") == "assistant")
+    turns = (message for message in messages if message.get("role") == "assistant")
     return any(
-        split_thinking(str(each.get("content")))[0] or any(each.get(name) for name in THINKING) for each in turns
+        split_thinking(str(turn.get("content")))[0] or any(turn.get(name) for name in THINKING) for turn in turns
     )

@@ -75,10 +75,10 @@ def rewards_of(batch: Batch) -> Float[Tensor, "B"]:
     if batch.token_rewards is None:
         return batch.rewards
     terms = batch.token_rewards.where(batch.loss_mask, 0.0).double()
-    own = batch.rewards.double()
-    sums = terms.sum(1) - _further_conversations(batch) * own
-    rounding = torch.finfo(batch.token_rewards.dtype).eps / 2 * (terms.abs().sum(1) + own.abs())
-    differs = batch.loss_mask.any(1) & ((sums - own).abs() > rounding)
+    rewards = batch.rewards.double()
+    sums = terms.sum(1) - _further_conversations(batch) * rewards
+    rounding = torch.finfo(batch.token_rewards.dtype).eps / 2 * (terms.abs().sum(1) + rewards.abs())
+    differs = batch.loss_mask.any(1) & ((sums - rewards).abs() > rounding)
     return sums.to(batch.rewards).where(differs, batch.rewards)
 
 

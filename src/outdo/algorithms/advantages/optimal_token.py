@@ -39,13 +39,13 @@ def optimal_token(batch: Batch, *, zero_tail: bool = True) -> Batch:
 
     def compared(members: Int[Tensor, "n"]) -> Float[Tensor, "n L"]:
         """Return the advantages of some rows, which are compared with each other."""
-        own = mask[members]
-        g, w = _aligned(returns[members], own), _aligned(norms[members], own)  # [n, K]
-        present = _aligned(torch.ones_like(returns[members]), own) > 0
+        trained = mask[members]
+        g, w = _aligned(returns[members], trained), _aligned(norms[members], trained)  # [n, K]
+        present = _aligned(torch.ones_like(returns[members]), trained) > 0
         baseline = _weighted_mean(g, w, present)  # [K]
         if zero_tail:
             baseline = baseline.where(present.sum(0) > 1, 0.0)
-        return torch.zeros_like(returns[members]).masked_scatter(own, (g - baseline)[present])
+        return torch.zeros_like(returns[members]).masked_scatter(trained, (g - baseline)[present])
 
     trained = mask.any(1)
     for group in rows.group[trained].unique():

@@ -40,7 +40,9 @@ def cannot_be_asked(advantage: Advantage) -> str:
     required = requirements_of(advantage)
     if required.whole_batch:
         return "also learns from a group whose rewards are all equal: it compares them with those of other groups"
-    missing = [each.name for each in fields(Requires) if getattr(required, each.name) and each.name not in IN_THE_GROUP]
+    missing = [
+        field.name for field in fields(Requires) if getattr(required, field.name) and field.name not in IN_THE_GROUP
+    ]
     return f"needs {' and '.join(missing)}, which sampled groups do not have yet" if missing else ""
 
 

@@ -81,8 +81,8 @@ def gdpo(batch: Batch, *, weights: Mapping[str, float] | None = None, eps: float
     if not parts and batch.scored.any():
         raise UserError(["gdpo needs the parts of the reward, and the batch has none"])
     if unknown := sorted(set(parts) - set(parts if weights is None else weights)):
-        given = ", ".join(weights or ())
-        raise UserError([f"gdpo: no weight for {', '.join(unknown)}; there are weights for {given}"])
+        names = ", ".join(weights or ())
+        raise UserError([f"gdpo: no weight for {', '.join(unknown)}; there are weights for {names}"])
     total, sizes = torch.zeros_like(batch.rewards), torch.zeros_like(batch.rewards)  # [B]
     for name, part in parts.items():
         applies = batch.scored & ~part.isnan()
@@ -117,14 +117,14 @@ def rejection(batch: Batch, *, threshold: float | None = None) -> Batch:
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"rejection: threshold must be a finite number, not {threshold}")
     if threshold is not None:
-        kept = rewards_of(batch) >= threshold - (1.0 - RIGHT)
+        is_right = rewards_of(batch) >= threshold - (1.0 - RIGHT)
     elif batch.right is not None:
-        kept = batch.right
+        is_right = batch.right
     elif batch.scored.any():
         raise UserError(["rejection: it is not defined which answers are right; set eval.right, or give a threshold"])
     else:
-        kept = torch.zeros_like(batch.scored)
-    mask = batch.loss_mask & kept[:, None]
+        is_right = torch.zeros_like(batch.scored)
+    mask = batch.loss_mask & is_right[:, None]
     return batch.with_(loss_mask=mask, advantages=mask.to(batch.rewards.dtype)).recounted()
 
 

@@ -71,9 +71,9 @@ def turn_centred(batch: Batch, *, scale: bool = True, eps: float = 1e-4) -> Batc
         )
     turns = batch.turn.amax(1) + 1  # [B]
     for number in batch.group.unique():
-        found = turns[(batch.group == number) & batch.scored].unique().tolist()
-        if len(found) > 1:
-            counts = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
+        indices = turns[(batch.group == number) & batch.scored].unique().tolist()
+        if len(indices) > 1:
+            counts = f"{', '.join(map(str, indices[:-1]))} and {indices[-1]}"
             raise UserError(
                 [
                     "turn_centred is biased unless all episodes of a group have the same number of turns, and one "

@@ -77,9 +77,9 @@ class ComposedObjective:
             raise ValueError(f"log_ratio_clamp must be above 0, not {self.log_ratio_clamp}: every ratio would be 1")
         pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.batch_transform)
         sums = {"entropy": token_entropy} if _is_used(self.entropy_bonus) else {}
-        own = Requires(reference=_is_used(self.beta), sums=sums)
+        of_terms = Requires(reference=_is_used(self.beta), sums=sums)
         object.__setattr__(
-            self, "requires", own | requirements_of(*pieces, self.divergence_weight, self.entropy_weight)
+            self, "requires", of_terms | requirements_of(*pieces, self.divergence_weight, self.entropy_weight)
         )
 
     @property

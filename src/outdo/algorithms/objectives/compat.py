@@ -91,7 +91,7 @@ def by_token_or_gspo(objective: ComposedObjective) -> bool:
 
 def clamped_in_verl(objective: ComposedObjective) -> bool:
     """Whether verl clamps the tokens' log-ratios: nowhere in GSPO, GMPO, Clip-Cov and KL-Cov."""
-    covariance = any(is_made_by(objective.batch_transform, each) for each in (drop_covariant, mark_covariant))
+    covariance = any(is_made_by(objective.batch_transform, transform) for transform in (drop_covariant, mark_covariant))
     return by_token(objective) and not covariance and not is_gmpo(objective)
 
 

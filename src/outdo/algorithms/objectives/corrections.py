@@ -133,8 +133,8 @@ def off_policy_rows(*, limit: float, by: Literal["rollout", "old"] = "rollout") 
 
     def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Float[Tensor, "B T"] | Float[Tensor, "B 1"]:
         sampled = batch.rollout_logprobs if by == "rollout" else old_logprobs(logprobs, batch)
-        kept = sequence(sampled - logprobs, batch.loss_mask) <= limit
-        return (kept if batch.advantages is None else kept | (batch.advantages >= 0)).to(logprobs.dtype)
+        is_near = sequence(sampled - logprobs, batch.loss_mask) <= limit
+        return (is_near if batch.advantages is None else is_near | (batch.advantages >= 0)).to(logprobs.dtype)
 
     return correction
 
@@ -145,8 +145,8 @@ def product(*corrections: Correction) -> Correction:
     @requires(requirements_of(*corrections))
     def correction(logprobs: Float[Tensor, "B T"], batch: Batch) -> Factor:
         factor: Factor = 1.0
-        for each in corrections:
-            factor = factor * each(logprobs, batch)
+        for part in corrections:
+            factor = factor * part(logprobs, batch)
         return factor
 
     return correction

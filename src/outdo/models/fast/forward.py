@@ -104,7 +104,7 @@ class FastForward(Forward):
         tokens = len(packed.token_ids)
         of_part = -(-tokens // self.parts)
         padding = self.parts * (onednn.pad_to_bucket(of_part) if self.device.type == "cpu" else of_part) - tokens
-        token_ids, positions = (pad(each, (0, padding)) for each in (packed.token_ids, packed.positions))
+        token_ids, positions = (pad(values, (0, padding)) for values in (packed.token_ids, packed.positions))
         routes = None
         if batch.routes is not None:
             routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN_EXPERT)
@@ -212,12 +212,12 @@ AttentionInterface.register(NAME, _attend)
 
 @contextmanager
 def _attention_replaced(model: PreTrainedModel) -> Iterator[None]:
-    own = model.config._attn_implementation
+    implementation = model.config._attn_implementation
     model.config._attn_implementation = NAME
     try:
         yield
     finally:
-        model.config._attn_implementation = own
+        model.config._attn_implementation = implementation
 
 
 def stateful_layers(model: nn.Module) -> list[StatefulLayer]:

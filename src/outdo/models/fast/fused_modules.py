@@ -52,7 +52,7 @@ def fused_modules(model: nn.Module, kinds: Collection[Kind], rules: Sequence[Rul
 
     `rules` are those with which the attention modules of the model call attention, in their order.
     """
-    replaced = [each for kind in kinds for each in modules_of(model, kind, rules)]
+    replaced = [pair for kind in kinds for pair in modules_of(model, kind, rules)]
     with wrapped_forwards([module for module, _ in replaced], dict(replaced).__getitem__):
         yield
 
@@ -73,10 +73,10 @@ def modules_of(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Repl
     No attention module is, in a model that calls attention elsewhere too: there is not one rule for each.
     """
     if kind == "attention":
-        found = [module for module in model.modules() if _is_attention(module)]
+        modules = [module for module in model.modules() if _is_attention(module)]
         signed = _SignedSines()
-        each = zip(found, rules, strict=True) if len(found) == len(rules) else ()
-        return [(module, partial(_attention, module, rule, signed)) for module, rule in each]
+        pairs = zip(modules, rules, strict=True) if len(modules) == len(rules) else ()
+        return [(module, partial(_attention, module, rule, signed)) for module, rule in pairs]
     if kind == "mlp":
         return [(module, partial(_mlp, module)) for module in model.modules() if _is_mlp(module)]
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]

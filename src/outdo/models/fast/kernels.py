@@ -73,15 +73,17 @@ class VariableLengths(_KernelLayout):
         every = torch.arange(int(count.sum()), device=count.device)  # [M]
         self.read = every + (first - skipped).repeat_interleave(count)  # [M] the tokens whose keys are read, in order
         lengths = {"q": sequences.lengths, "k": before + sequences.lengths}
-        self.options = {f"cu_seq_lens_{name}": pad(each.cumsum(0), (1, 0)).int() for name, each in lengths.items()}
-        self.options |= {f"max_length_{name}": int(each.max()) for name, each in lengths.items()}
+        self.options = {
+            f"cu_seq_lens_{name}": pad(of_sequences.cumsum(0), (1, 0)).int() for name, of_sequences in lengths.items()
+        }
+        self.options |= {f"max_length_{name}": int(of_sequences.max()) for name, of_sequences in lengths.items()}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`; the result of padding is 0."""
         autocast = torch.is_autocast_enabled(query.device.type)
         output = _flash_attention_forward(
             query[:, :, : self.tokens].transpose(1, 2),
-            *(each[:, :, self.read].transpose(1, 2) for each in (key, value)),
+            *(values[:, :, self.read].transpose(1, 2) for values in (key, value)),
             attention_mask=None,
             query_length=self.tokens,
             is_causal=True,
@@ -111,7 +113,7 @@ class FlexRow(_KernelLayout):
         """See `Layout.attend`; the result of padding is 0."""
         device, rows = query.device.type, query.shape[2]
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
-        query, key, value = (each[:, :, : self.tokens].to(dtype) for each in (query, key, value))
+        query, key, value = (values[:, :, : self.tokens].to(dtype) for values in (query, key, value))
         module = nn.Identity().eval()  # of which only `training` is read
         mask = self._mask(rule.window)
         padding = rows - self.tokens

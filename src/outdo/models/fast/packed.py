@@ -83,8 +83,8 @@ class Packed:
         prompts, *completions, _ = zip(*(x[0].transpose(0, 1).split(sizes) for x in (query, key, value)), strict=True)
         q, k, v = (self.prompts.pad(x) for x in prompts)  # [P, heads, Lp, d]
         outputs = [self.prompts.unpad(attention(q, k, v, prompt_mask, rule))]
-        for part, own, allowed in zip(self.completions, completions, masks, strict=True):
-            q, *own_keys_values = (part.pad(x) for x in own)  # [R, heads, L, d]
+        for part, of_prompt, allowed in zip(self.completions, completions, masks, strict=True):
+            q, *own_keys_values = (part.pad(x) for x in of_prompt)  # [R, heads, L, d]
             keys, values = (
                 torch.cat([x.index_select(0, part.prompt_of), y], 2)
                 for x, y in zip((k, v), own_keys_values, strict=True)
@@ -141,9 +141,9 @@ def pack(batch: Batch) -> Packed:
     parts, rows, columns = zip(*laid_out, strict=True)
     row, column = torch.cat(rows), torch.cat(columns)  # [N] row and column in the batch of each token of the flat row
 
-    place = torch.zeros_like(batch.token_ids)  # [B, T] index in the flat row of each token of the batch
-    place[row, column] = torch.arange(len(row), device=device)
-    place = place[owner[prompt_of]].where(is_prompt, place)
+    index = torch.zeros_like(batch.token_ids)  # [B, T] index in the flat row of each token of the batch
+    index[row, column] = torch.arange(len(row), device=device)
+    index = index[owner[prompt_of]].where(is_prompt, index)
     return Packed(
         token_ids=batch.token_ids[row, column],
         positions=column,
@@ -151,7 +151,7 @@ def pack(batch: Batch) -> Packed:
         sizes=tuple(len(part) for part in rows),
         prompts=parts[0],
         completions=parts[1:],
-        source=place[:, predecessors(width + 1, device)],
+        source=index[:, predecessors(width + 1, device)],
     )
 
 

@@ -90,7 +90,7 @@ class Recording:
 
     def last(self) -> Tensor:
         """Return the choices for the N tokens of the last forward pass, [N, R, k]."""
-        return torch.stack([each for each in self._chosen if each is not None], 1).to(self.dtype)
+        return torch.stack([chosen for chosen in self._chosen if chosen is not None], 1).to(self.dtype)
 
 
 class _Choice(TorchFunctionMode):
@@ -127,11 +127,11 @@ def find_routers(model: nn.Module, run: Callable[[], Tensor]) -> Routers | str:
     choices have to change what the model computes, where the model's own have to change no bit.
     """
     try:
-        routers, own, expected = _observed(model, run)
-        with routers.replayed(model, own):
+        routers, choices, expected = _observed(model, run)
+        with routers.replayed(model, choices):
             if not torch.equal(run(), expected):
                 return "its routers compute something else when their own choices are given to them"
-        others = torch.stack([(own[:, i] + 1) % each.experts for i, each in enumerate(routers.routers)], 1)
+        others = torch.stack([(choices[:, i] + 1) % router.experts for i, router in enumerate(routers.routers)], 1)
         with routers.replayed(model, others):
             if torch.equal(run(), expected):
                 return "its experts do not follow what the routers return"
@@ -183,7 +183,7 @@ class _Observer(TorchFunctionMode):
 
         Raises ValueError if it runs twice in a forward pass.
         """
-        returned = {id(each) for each in output} if isinstance(output, tuple) else set[int]()
+        returned = {id(tensor) for tensor in output} if isinstance(output, tuple) else set[int]()
         returned -= {id(indices) for _, indices in self.found.values()}
         for number, (indices, experts) in enumerate(self.calls[self.entered[name] :]):
             if id(indices) in returned:

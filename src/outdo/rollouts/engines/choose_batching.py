@@ -77,7 +77,10 @@ def _fault(view: PolicySnapshot, mode: SamplingMode) -> str:
     """Return what is wrong with a mode; empty if nothing is."""
     sampling = SamplingParams(max_tokens=TOKENS)
     rule = StopRule(view, sampling)
-    sequences = [SequenceState(each, stream_key(0, each.stream), rule.max_new_tokens(each)) for each in _requests(view)]
+    sequences = [
+        SequenceState(request, stream_key(0, request.stream), rule.max_new_tokens(request))
+        for request in _requests(view)
+    ]
     try:
         batching_of(mode).sample(view, sequences, sampling, rule)
     except OutdoError:

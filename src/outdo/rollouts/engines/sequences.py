@@ -215,8 +215,8 @@ def apply_filters(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
     if sampling.top_k:
         keep[:, sampling.top_k :] = False
     if sampling.top_p < 1:
-        kept = ranked * keep
-        keep &= kept.cumsum(-1) - kept < sampling.top_p * kept.sum(-1, keepdim=True)
+        likely = ranked * keep
+        keep &= likely.cumsum(-1) - likely < sampling.top_p * likely.sum(-1, keepdim=True)
     keep &= ranked >= sampling.min_p * ranked[:, :1]
     keep[:, 0] = True
     return probabilities * torch.zeros_like(keep).scatter(-1, order, keep)

@@ -128,7 +128,7 @@ def check_completions(requests: Sequence[Request], completions: Sequence[Complet
         )
     for request, completion in zip(requests, completions, strict=True):
         wrong_ids = [token for token in completion.token_ids if token < 0]
-        wrong_logprobs = [each for each in completion.logprobs if not -math.inf < each < LARGEST_LOGPROB]
+        wrong_logprobs = [logprob for logprob in completion.logprobs if not -math.inf < logprob < LARGEST_LOGPROB]
         length, limit = len(completion.token_ids), request.max_tokens
         computed = len(request.token_ids) + length - 1  # no model computes the last token of an answer
         routed = None if completion.routes is None else len(completion.routes)

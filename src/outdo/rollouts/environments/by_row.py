@@ -48,17 +48,17 @@ class ByRow(Environment):
         names = [self.name_of(prompt) for prompt in prompts]
         groups: dict[int, Group] = {}
         for name, environment in self.environments.items():
-            if places := [place for place, own in enumerate(names) if own == name]:
-                own = [prompts[place] for place in places]
-                played = environment.rollouts(engine, own, n, sampling, step=step, purpose=purpose, failures=failures)
-                groups |= {place: _counted(group, name) for place, group in zip(places, played, strict=True)}
+            if places := [index for index, of_row in enumerate(names) if of_row == name]:
+                asked = [prompts[index] for index in places]
+                played = environment.rollouts(engine, asked, n, sampling, step=step, purpose=purpose, failures=failures)
+                groups |= {index: _counted(group, name) for index, group in zip(places, played, strict=True)}
         failures.check([], [], self.max_failed)
-        return [groups[place] for place in range(len(prompts))]
+        return [groups[index] for index in range(len(prompts))]
 
 
 def _counted(group: Group, name: str | None) -> Group:
     """Return a group whose rollouts say in which environment they were played."""
     if name is None:
         return group
-    rollouts = (replace(each, counts={**each.counts, f"{COUNTED}{name}": 1}) for each in group.rollouts)
+    rollouts = (replace(rollout, counts={**rollout.counts, f"{COUNTED}{name}": 1}) for rollout in group.rollouts)
     return replace(group, rollouts=tuple(rollouts))

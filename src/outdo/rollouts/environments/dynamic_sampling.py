@@ -76,14 +76,14 @@ class DynamicSampling:
             purpose = f"train/refill-{rounds}"
             sampled = self.sampler(policy, further, step=step, purpose=purpose, failures=failures)
             groups, signal = [*groups, *sampled], [*signal, *groups_with_signal(self.advantage, sampled)]
-        kept = list(compress(groups, signal))
+        useful = list(compress(groups, signal))
         metrics = {
             "dynamic_sampling/rounds": float(rounds),
-            "dynamic_sampling/dropped": float(len(groups) - len(kept)),
-            "dynamic_sampling/missing": float(len(questions) - len(kept)),
-            "dynamic_sampling/dropped_tokens": float(_tokens(groups) - _tokens(kept)),
+            "dynamic_sampling/dropped": float(len(groups) - len(useful)),
+            "dynamic_sampling/missing": float(len(questions) - len(useful)),
+            "dynamic_sampling/dropped_tokens": float(_tokens(groups) - _tokens(useful)),
         }
-        return Sampled(groups=kept, metrics=metrics | _means(groups))
+        return Sampled(groups=useful, metrics=metrics | _means(groups))
 
 
 def _means(groups: Sequence[Group]) -> dict[str, float]:
@@ -96,7 +96,7 @@ def _means(groups: Sequence[Group]) -> dict[str, float]:
         for name, part in rollout.reward_parts.items():
             values[f"rewards/{name}/mean"].append(part)
     known = {name: [value for value in all_of_it if value is not None] for name, all_of_it in values.items()}
-    return {f"dynamic_sampling/{name}": sum(each) / len(each) for name, each in known.items() if each}
+    return {f"dynamic_sampling/{name}": sum(values) / len(values) for name, values in known.items() if values}
 
 
 def _tokens(groups: Sequence[Group]) -> int:

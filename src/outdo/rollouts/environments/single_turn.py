@@ -90,7 +90,7 @@ def _reward_inputs(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], n: int, completions: Sequence[Completion]
 ) -> list[RewardInput]:
     """Return what a reward sees of the `n` completions of each prompt."""
-    read = [each for prompt in prompts for each in [(prompt, rendered_text(tokenizer, prompt.token_ids))] * n]
+    read = [pair for prompt in prompts for pair in [(prompt, rendered_text(tokenizer, prompt.token_ids))] * n]
     return [
         reward_input(
             prompt,

@@ -157,11 +157,11 @@ class ContinuousBatch:
         first = len(self.active)
         cached = [self.episode_cache.take(sequence.request) for sequence in sequences]
         self._prefill([sequence for sequence, turn in zip(sequences, cached, strict=True) if turn is None])
-        known = [self._known_states(*each) for each in zip(sequences, cached, strict=True)]
-        for _, same in groupby(range(len(sequences)), key=lambda place: id(known[place][1])):
+        known = [self._known_states(*pair) for pair in zip(sequences, cached, strict=True)]
+        for _, same in groupby(range(len(sequences)), key=lambda index: id(known[index][1])):
             places = list(same)
             self.cache.admit(len(self.active), len(places), *known[places[0]])
-            self.active += [sequences[place] for place in places]
+            self.active += [sequences[index] for index in places]
         append_next_tokens(sequences, self._read(first), self.sampling, self.rule)
         self._remove_finished()
         for sequence in sequences:
@@ -202,8 +202,8 @@ class ContinuousBatch:
         """Compute what the active sequences from `first` on have after their rows; return the next logits, [n, V]."""
         sequences = self.active[first:]
         known = self.cache.lengths[first : len(self.active)].tolist()
-        unread = [each.request.token_ids[length:] for each, length in zip(sequences, known, strict=True)]
-        counts = [len(each) for each in unread]
+        unread = [sequence.request.token_ids[length:] for sequence, length in zip(sequences, known, strict=True)]
+        counts = [len(token_ids) for token_ids in unread]
         if not any(counts):
             return torch.stack([self.prefilled[sequence.prompt].logits for sequence in sequences])
         token_ids = [token for tokens in unread for token in tokens]
@@ -237,14 +237,14 @@ class ContinuousBatch:
     def _decode_on_device(self) -> None:
         """Sample some more tokens for every active row, none of which the host reads before the last."""
         sequences, n = self.active, len(self.active)
-        count = min(HOST_READS_EVERY, *(each.max_tokens - len(each.token_ids) for each in sequences))
+        count = min(HOST_READS_EVERY, *(sequence.max_tokens - len(sequence.token_ids) for sequence in sequences))
         rows = rows_of_bucket(n, len(self.cache.lengths))
         self.cache.make_room(int(self.cache.lengths[:n].max()) + count, rows)
-        if any(each.generation != self.cache.generation for each in self.steps.values()):
+        if any(step.generation != self.cache.generation for step in self.steps.values()):
             self.steps.clear()
         if rows not in self.steps:
             self.steps[rows] = DeviceSteps(self.forward, self.cache, rows, self.sampling, self.capture)
-        last, numbers = [each.token_ids[-1] for each in sequences], numbers_of(sequences, count)
+        last, numbers = [sequence.token_ids[-1] for sequence in sequences], numbers_of(sequences, count)
         sampled = self.steps[rows].run(last, self.cache.lengths[:n], numbers)
         for row, (sequence, tokens, logprobs) in enumerate(zip(sequences, *sampled, strict=True)):
             read = append(sequence, tokens, logprobs, self.rule)
@@ -256,7 +256,7 @@ class ContinuousBatch:
         """Free the rows of finished sequences; keep those of episodes that may go on."""
         # Steps on an accelerator go beyond the end of an answer, and so does the state of a layer after them.
         may_go_on = self.on_host or not self.cache.has_states
-        for row in reversed([row for row, each in enumerate(self.active) if each.finish_reason is not None]):
+        for row in reversed([row for row, sequence in enumerate(self.active) if sequence.finish_reason is not None]):
             if may_go_on and self.active[row].request.episode is not None:
                 self.episode_cache.keep(CachedEpisode(self.active[row], self.cache.states_of(row)))
             last = len(self.active) - 1

@@ -131,7 +131,7 @@ class KVCache:
         rows = numpy.repeat(numpy.arange(len(new)), new)
         at = self.lengths[rows] + numpy.arange(len(rows)) - numpy.repeat(new.cumsum() - new, new)
         self.lengths[: len(new)] += new
-        rows, at = (numpy.pad(each, (0, padding), mode="edge") for each in (rows, at))
+        rows, at = (numpy.pad(array, (0, padding), mode="edge") for array in (rows, at))
         self.make_room(int(at.max()) + 1, len(new))
         self._next_call = 0
         if self._attention:
@@ -166,7 +166,7 @@ class KVCache:
         for block in range(int(blocks.min()), int(blocks.max()) + 1):
             tokens = numpy.flatnonzero(blocks == block)
             if len(tokens):
-                where = [torch.from_numpy(each).to(self.device) for each in (tokens, rows[tokens], offset[tokens])]
+                where = [torch.from_numpy(array).to(self.device) for array in (tokens, rows[tokens], offset[tokens])]
                 writes.append(BlockWrite(block, where[0] if len(tokens) < len(rows) else None, *where[1:]))
         return writes
 
@@ -243,7 +243,7 @@ def _block_attention(query: Tensor, keys: list[Tensor], values: list[Tensor], ma
         ]
     else:
         raw = (query @ key.transpose(1, 2) * (rule.scaling / rule.softcap) for key in keys)
-        scores = [part + rule.softcap * torch.tanh(each) for part, each in zip(masks, raw, strict=True)]
+        scores = [part + rule.softcap * torch.tanh(score) for part, score in zip(masks, raw, strict=True)]
     joined = torch.cat(scores, -1) if len(scores) > 1 else scores[0]
     weights = joined.float().softmax(-1).to(values[0].dtype).split(keys[0].shape[1], -1)
     output = torch.bmm(weights[0], values[0])

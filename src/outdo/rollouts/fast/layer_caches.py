@@ -61,7 +61,7 @@ class NewTokens(NamedTuple):
         sequence = numpy.repeat(numpy.arange(len(rows)), lengths)
         token = numpy.arange(len(sequence)) - numpy.repeat(lengths.cumsum() - lengths, lengths)
         places = (numpy.pad(numbers, (0, padding), mode="edge") for numbers in (sequence, token))
-        of_rows, of_lengths, *of_places = (torch.from_numpy(each).to(device) for each in (rows, lengths, *places))
+        of_rows, of_lengths, *of_places = (torch.from_numpy(array).to(device) for array in (rows, lengths, *places))
         return cls(of_rows, of_lengths, (of_places[0], of_places[1]))
 
     def pad(self, tokens: Tensor) -> Tensor:
