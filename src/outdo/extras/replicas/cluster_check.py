@@ -71,19 +71,19 @@ def look(runs: Path, files: Sequence[str], world: World) -> list[ProcessReport]:
 
 def problems(reports: Sequence[ProcessReport]) -> list[str]:
     """Return a sentence for all that would keep these processes from one run, or make its result another one."""
-    found = [*_unequal_machines(reports), *_unequal_versions(reports), *_unequal_files(reports)]
+    lines = [*_unequal_machines(reports), *_unequal_versions(reports), *_unequal_files(reports)]
     first = reports[0].host
     for host, (number, report) in _by_host(reports).items():
         if abs(report.clock) > APART:
-            found.append(f"the clock of {host} is {report.clock:+.1f} s from that of {first}: synchronise them (NTP)")
+            lines.append(f"the clock of {host} is {report.clock:+.1f} s from that of {first}: synchronise them (NTP)")
         if report.free < FREE and report.shares:
-            found.append(f"{host}: {_gib(report.free)} are free where runs are written: checkpoints will not fit")
+            lines.append(f"{host}: {_gib(report.free)} are free where runs are written: checkpoints will not fit")
         if not report.shares:
-            found.append(
+            lines.append(
                 f"process {number} on {host} does not find what process 0 on {first} writes into the folder of runs: "
                 "put it on a file system that all machines share, or `outdo resume` cannot read the checkpoints"
             )
-    return found
+    return lines
 
 
 def network_hints() -> list[str]:
@@ -109,7 +109,7 @@ def _unequal_machines(reports: Sequence[ProcessReport]) -> Iterator[str]:
     if least.memory < EQUAL * most.memory:
         yield f"unequal memory: {_gib(least.memory)} on {least.host}, {_gib(most.memory)} on {most.host}"
     for host, (_, report) in _by_host(reports).items():
-        count = sum(each.host == host for each in reports)
+        count = sum(other.host == host for other in reports)
         if report.gpus and count > len(report.gpus):
             yield f"{host}: {count} processes and {counted(len(report.gpus), 'GPU')}: start one process for each GPU"
 
@@ -147,11 +147,11 @@ def _listed(reports: Sequence[ProcessReport], fact: Callable[[ProcessReport], An
 
 def _by_host(reports: Iterable[ProcessReport]) -> dict[str, tuple[int, ProcessReport]]:
     """Return for each host its process with the most to report: one that does not share the folder, or the first."""
-    found: dict[str, tuple[int, ProcessReport]] = {}
+    first_by_file: dict[str, tuple[int, ProcessReport]] = {}
     for number, report in enumerate(reports):
-        if report.host not in found or (found[report.host][1].shares and not report.shares):
-            found[report.host] = (number, report)
-    return found
+        if report.host not in first_by_file or (first_by_file[report.host][1].shares and not report.shares):
+            first_by_file[report.host] = (number, report)
+    return first_by_file
 
 
 def _shares(runs: Path, world: World) -> bool:
@@ -166,11 +166,11 @@ def _shares(runs: Path, world: World) -> bool:
         return name
 
     file = _existing(runs) / world.from_first(write)
-    found = file.exists()
-    world.together(lambda: found)  # all have looked
+    exists = file.exists()
+    world.together(lambda: exists)  # all have looked
     if world.first:
         file.unlink()
-    return found
+    return exists
 
 
 def _clock(world: World) -> float:
@@ -184,7 +184,7 @@ def _clock(world: World) -> float:
 
 
 def _existing(path: Path) -> Path:
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
 
 
 def _size(path: Path) -> int | None:

@@ -81,13 +81,13 @@ def _check(recipe: Recipe | None, files: list[str], world: World, console: Conso
         placed, mistakes = load_extra(PLACED_REWARDS, "rewards.place")(recipe)
     if placed:
         console.print(f"rewards that Ray places: {placed}", markup=False, highlight=False, soft_wrap=True)
-    found = [*problems(reports), *mistakes]
-    for problem in found:
+    lines = [*problems(reports), *mistakes]
+    for problem in lines:
         console.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
-    if not found:
+    if not lines:
         what = f"{len(reports)} processes can run together" if len(reports) > 1 else "one process can run"
         console.print(f"no problem: {what}")
-    return 1 if found else 0
+    return 1 if lines else 0
 
 
 def _table(reports: "list[ProcessReport]") -> Table:

@@ -59,8 +59,10 @@ class LockstepReplicas(Replicas):
     def in_lockstep(self, micro_batches: Sequence[list[int]], compute: Callable[[list[int]], Value]) -> list[Value]:
         """See `World.in_lockstep`."""
         with fatal_errors("shorter answers, or fewer of them to a prompt, need less"):
-            found = [(rows, compute(rows)) for rows in filled(self, micro_batches)]
-        return [each for part in self.together(lambda: [each for rows, each in found if rows]) for each in part]
+            computed = [(rows, compute(rows)) for rows in filled(self, micro_batches)]
+        return [
+            result for part in self.together(lambda: [result for rows, result in computed if rows]) for result in part
+        ]
 
 
 def sequence_group(count: int, timeout: timedelta) -> SequenceGroup:
@@ -97,13 +99,13 @@ class LockstepScoring(ReplicatedScoring):
         """See `Scoring.measure`."""
         mine = self._share(batch, range(len(batch)), whole_groups=False)
         micro_batches = batch.micro_batch_rows(sizes.micro_batch_tokens, mine, whole_groups=False)
-        found: ByRows[TokenScores] = []
+        measured: ByRows[TokenScores] = []
         with fatal_errors(), torch.no_grad():
             for rows in self._filled(micro_batches):
                 scores = token_scores(self.model_forward, self._rows(batch, rows), sums, sizes.chunk)
                 if rows:
-                    found.append((rows, map_scores(scores, Tensor.cpu)))
-        return self._of_all(found)
+                    measured.append((rows, map_scores(scores, Tensor.cpu)))
+        return self._of_all(measured)
 
     def accumulate(
         self,
@@ -122,7 +124,7 @@ class LockstepScoring(ReplicatedScoring):
         shares = [self._share(batch, rows, whole_groups=whole_groups) for rows in parts]
         budget = sizes.micro_batch_tokens
         micro_batches = [batch.micro_batch_rows(budget, rows, whole_groups=whole_groups) for rows in shares if rows]
-        found: ByRows[LossAndGrads] = []
+        accumulated: ByRows[LossAndGrads] = []
         with fatal_errors():
             for rows in self._filled([rows for part in micro_batches for rows in part]):
                 micro = self._rows(batch, rows)
@@ -131,7 +133,7 @@ class LockstepScoring(ReplicatedScoring):
                 grads = TokenScores(logprobs=torch.zeros_like(scores.logprobs))
                 if rows:
                     result = loss(map_scores(scores, Tensor.detach), micro)
-                    found.append((rows, without_grads(result)))
+                    accumulated.append((rows, without_grads(result)))
                     grads = result.grads
                 with span("backward"):
                     # The other replicas of divided weights exchange their gradients meanwhile, also if this one is 0.
@@ -140,12 +142,12 @@ class LockstepScoring(ReplicatedScoring):
         if undivided:
             with span("backward"):
                 self._add_gradients(undivided)
-        return self._of_all(found)
+        return self._of_all(accumulated)
 
-    def _of_all(self, found: ByRows[Value]) -> ByRows[Value]:
+    def _of_all(self, results: ByRows[Value]) -> ByRows[Value]:
         """Return what all replicas have found; those of a sequence group have found the same."""
         reports = self.sequence is None or self.sequence.rank == 0
-        return [each for part in self.replicas.together(lambda: found if reports else []) for each in part]
+        return [result for part in self.replicas.together(lambda: results if reports else []) for result in part]
 
     def _filled(self, micro_batches: Sequence[list[int]]) -> list[list[int]]:
         """Return this replica's micro-batches, and empty ones up to the largest number that a replica has.

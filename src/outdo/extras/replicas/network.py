@@ -29,14 +29,14 @@ def choose_interface(store: dist.Store, rank: int, count: int) -> None:
     if os.environ.get("LOCAL_WORLD_SIZE") == str(count):
         os.environ.setdefault(INTERFACE, LOOPBACK)
         return
-    own = _address_towards(os.environ.get("MASTER_ADDR", ""))
-    store.set(f"outdo/address/{rank}", own)  # also where an interface is named: another process may wait for it
+    address = _address_towards(os.environ.get("MASTER_ADDR", ""))
+    store.set(f"outdo/address/{rank}", address)  # also where an interface is named: another process may wait for it
     if INTERFACE in os.environ:
         return
-    if _is_loopback(own):
-        others = (store.get(f"outdo/address/{each}").decode() for each in range(count) if each != rank)
-        own = next((_address_towards(other) for other in others if not _is_loopback(other)), own)
-    if (interface := _interface_with(own)) is not None:
+    if _is_loopback(address):
+        others = (store.get(f"outdo/address/{other}").decode() for other in range(count) if other != rank)
+        address = next((_address_towards(theirs) for theirs in others if not _is_loopback(theirs)), address)
+    if (interface := _interface_with(address)) is not None:
         os.environ[INTERFACE] = interface
 
 

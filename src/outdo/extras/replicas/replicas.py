@@ -95,11 +95,11 @@ class Replicas(World):
         except Exception as caught:
             error = caught
         fault = None if error is None else (is_out_of_memory(error), f"{type(error).__name__}: {error}")
-        found = self._gather((values, fault, perf_counter() - start))
-        self._seconds = [before + seconds for before, (*_, seconds) in zip(self._seconds, found, strict=True)]
-        faults = {rank: fault for rank, (_, fault, _) in enumerate(found) if fault is not None}
+        gathered = self._gather((values, fault, perf_counter() - start))
+        self._seconds = [before + seconds for before, (*_, seconds) in zip(self._seconds, gathered, strict=True)]
+        faults = {rank: fault for rank, (_, fault, _) in enumerate(gathered) if fault is not None}
         if not faults:
-            return [value for values, *_ in found for value in values]
+            return [value for values, *_ in gathered for value in values]
         # All replicas go by the same one, or some would try again with less memory while others end.
         rank = min(faults, key=lambda rank: faults[rank][0])
         if rank == self.rank and error is not None:
@@ -113,15 +113,15 @@ class Replicas(World):
 
         If it fails there, the others raise `WorkerError`.
         """
-        found: list[Any] = [None]
+        sent: list[Any] = [None]
         if self.first:
             try:
-                found = [(compute(), None)]
+                sent = [(compute(), None)]
             except BaseException as error:
                 self._broadcast([(None, f"{type(error).__name__}: {error}")])
                 raise
-        self._broadcast(found)
-        value, fault = found[0]
+        self._broadcast(sent)
+        value, fault = sent[0]
         if fault is not None:
             raise WorkerError(f"the first replica failed: {fault}")
         return value
@@ -132,7 +132,7 @@ class Replicas(World):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
             with translated():
                 dist.all_reduce(flat)
-            for tensor, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+            for tensor, total in zip(bucket, flat.split([member.numel() for member in bucket]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 
     def metrics(self) -> dict[str, float]:
@@ -149,8 +149,8 @@ class Replicas(World):
 
     def check_equal(self, weights: Sequence[Tensor]) -> None:
         """Raise `WorkerError` if the weights of the replicas are not equal, bit for bit."""
-        found = self._gather(bit_sums(weights))
-        if different := [rank for rank, each in enumerate(found) if each != found[0]]:
+        gathered = self._gather(bit_sums(weights))
+        if different := [rank for rank, sums_of_rank in enumerate(gathered) if sums_of_rank != gathered[0]]:
             raise WorkerError(
                 f"the weights of replica {different[0]} are no longer those of the first one: the replicas need equal "
                 "hardware and equal versions of torch"
@@ -175,10 +175,10 @@ class Replicas(World):
             dist.destroy_process_group()
 
     def _gather(self, value: Value) -> list[Value]:
-        found: list[Any] = [None] * len(self)
+        gathered: list[Any] = [None] * len(self)
         with translated():
-            dist.all_gather_object(found, value, group=self.objects)
-        return found
+            dist.all_gather_object(gathered, value, group=self.objects)
+        return gathered
 
     def _broadcast(self, values: list[Any]) -> None:
         with translated():
@@ -198,10 +198,10 @@ class ReplicatedScoring(Scoring):
         mine, measure = self._share(batch, range(len(batch)), whole_groups=False), super().measure
 
         def compute() -> ByRows[TokenScores]:
-            found = measure(batch.rows(torch.tensor(mine)), sizes, sums) if mine else []
-            return [([mine[row] for row in rows], scores) for rows, scores in found]
+            measured = measure(batch.rows(torch.tensor(mine)), sizes, sums) if mine else []
+            return [([mine[row] for row in rows], scores) for rows, scores in measured]
 
-        return [each for part in self.replicas.together(compute) for each in part]
+        return [result for part in self.replicas.together(compute) for result in part]
 
     def accumulate(
         self,
@@ -220,13 +220,13 @@ class ReplicatedScoring(Scoring):
         mine = [share for rows in parts if (share := self._share(batch, rows, whole_groups=whole_groups))]
 
         def compute() -> ByRows[LossAndGrads]:
-            found = accumulate(batch, mine, loss, sizes, sums, whole_groups=whole_groups)
-            return [(rows, without_grads(each)) for rows, each in found]
+            accumulated = accumulate(batch, mine, loss, sizes, sums, whole_groups=whole_groups)
+            return [(rows, without_grads(result)) for rows, result in accumulated]
 
         results = self.replicas.together(compute)
         with span("backward"):
             self._add_gradients(weights)
-        return [each for part in results for each in part]
+        return [result for part in results for result in part]
 
     def _add_gradients(self, weights: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of all replicas. A weight that has none on any replica keeps none, as in one process."""
@@ -239,8 +239,8 @@ class ReplicatedScoring(Scoring):
     def _share(self, batch: Batch, rows: Sequence[int], *, whole_groups: bool) -> list[int]:
         """Return the rows that this replica computes."""
         shares = row_shares(batch, rows, len(self.replicas) // self.same_rows, whole_groups=whole_groups)
-        own = self.replicas.rank // self.same_rows
-        return shares[own] if own < len(shares) else []
+        number = self.replicas.rank // self.same_rows
+        return shares[number] if number < len(shares) else []
 
 
 def without_grads(result: LossAndGrads) -> LossAndGrads:
@@ -309,7 +309,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield the tensors in order, in lists of one type with about `BUCKET` numbers."""
     bucket: list[Tensor] = []
     for tensor in tensors:
-        if bucket and (bucket[0].dtype != tensor.dtype or sum(each.numel() for each in bucket) >= BUCKET):
+        if bucket and (bucket[0].dtype != tensor.dtype or sum(other.numel() for other in bucket) >= BUCKET):
             yield bucket
             bucket = []
         bucket.append(tensor)

@@ -186,7 +186,9 @@ class Sharded(Sharding):
         """See `Sharding.whole`. Call it while the weights are gathered."""
         shared: dict[int, Any] = {id(self): None}
         for module in model.modules():
-            shared |= {id(each): each for each in (*module.parameters(recurse=False), *module.buffers(recurse=False))}
+            shared |= {
+                id(tensor): tensor for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+            }
             shared |= {id(hooks): type(hooks)() for hooks in map(vars(module).get, HOOKS)}  # they gather weights
             shared |= {id(value): None for value in vars(module).values() if _is_of_fsdp(value)}
         return _deep_copy(model, shared)
@@ -200,10 +202,10 @@ class Sharded(Sharding):
         Sharded(made, self.device, self.how, head)
         made.to_empty(device=model.device)
         made.tie_weights()
-        for own, other in zip(made.parameters(), model.parameters(), strict=True):
-            own_part(own).copy_(own_part(other))
-        for own, other in zip(made.buffers(), model.buffers(), strict=True):
-            own.copy_(other)
+        for weight, other in zip(made.parameters(), model.parameters(), strict=True):
+            own_part(weight).copy_(own_part(other))
+        for weight, other in zip(made.buffers(), model.buffers(), strict=True):
+            weight.copy_(other)
         move_buffers(made, self.device)
         return made
 
@@ -215,7 +217,7 @@ class Sharded(Sharding):
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         # The hooks of a layer and of its copy belong to one state, which gathers the weights for both.
         states = [part._get_fsdp_state() for part in parts]
-        shared |= {id(each): each for each in (self, *states)}
+        shared |= {id(state): state for state in (self, *states)}
         return _deep_copy(model, shared)
 
 

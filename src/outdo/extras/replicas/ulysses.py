@@ -98,9 +98,11 @@ class InParts(FastForward):
             raise ModelError(f'attention = "ulysses" divides tokens alone, and the prompts bring more: {named}')
         hidden, source = self.hidden(batch)
         at = source[rows, columns] - self.sequence.rank * len(hidden)
-        own = (at >= 0) & (at < len(hidden))  # the tokens that this process predicts
-        scores = self.scores(hidden.index_select(0, at[own]), batch, rows[own], columns[own], sums=sums, chunk=chunk)
-        return tuple(self.sequence.joined(values, own) for values in scores)
+        predicted = (at >= 0) & (at < len(hidden))  # the tokens that this process predicts
+        scores = self.scores(
+            hidden.index_select(0, at[predicted]), batch, rows[predicted], columns[predicted], sums=sums, chunk=chunk
+        )
+        return tuple(self.sequence.joined(values, predicted) for values in scores)
 
 
 @torch.no_grad()
@@ -112,7 +114,7 @@ def check_parts(forward: Forward, sequence: SequenceGroup) -> None:
     batch = small_batch(forward.model.config.get_text_config().vocab_size).to(forward.device)
     places = batch.loss_mask.nonzero(as_tuple=True)
     whole, parts = (
-        each.with_weights(partial(each.scores_at, batch, *places))[0] for each in (forward, in_parts(forward, sequence))
+        way.with_weights(partial(way.scores_at, batch, *places))[0] for way in (forward, in_parts(forward, sequence))
     )
     gap = float((parts - whole).abs().max())
     if not gap < (NARROW_TOLERANCE if forward.autocast else forward.tolerance(TOLERANCE)):
@@ -140,7 +142,7 @@ def _not_in_parts(forward: Forward, count: int) -> str:
 def _rotation_of_all_positions(config: PretrainedConfig) -> str:
     """Return the kind of rotary embedding whose frequencies depend on the greatest position; empty if there is none."""
     parameters: Any = getattr(config, "rope_parameters", None) or {}
-    of_kinds_of_layers = [each for each in parameters.values() if isinstance(each, Mapping)]
+    of_kinds_of_layers = [of_kind for of_kind in parameters.values() if isinstance(of_kind, Mapping)]
     kinds = [table.get("rope_type") for table in (parameters, *of_kinds_of_layers)]
     return next((kind for kind in kinds if kind in OF_ALL_POSITIONS), "")
 

@@ -102,7 +102,7 @@ def swaps(question: str, others: Sequence[str]) -> list[Swap]:
 def named_places(questions: Sequence[str]) -> list[str]:
     """Return at most `MOST_PLACES` places, those that most questions have, of those that `RECURS` of them have."""
     counts = Counter(swap.place for question in questions for swap in swaps(question, questions) if swap.place)
-    often = [place for place, count in counts.most_common() if count >= RECURS * len(questions)]
+    often = [words for words, count in counts.most_common() if count >= RECURS * len(questions)]
     return often[:MOST_PLACES]
 
 
