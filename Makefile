@@ -24,7 +24,8 @@ NEWEST_TESTS  := $(LOWEST_TESTS) models/test_expert_adapter.py rewards/test_rewa
                  run/test_adapter_runs.py run/test_merged_export.py
 # The method on tiny models: objectives, advantages, recipes, data, the loop and the built-in engine.
 QUICK_TESTS := algorithms config data test_loop.py test_shape_checks.py types rollouts/test_engine.py \
-               rollouts/test_in_turn.py rollouts/test_kv_cache.py rollouts/test_sampling.py rollouts/test_single_turn.py
+               rollouts/test_in_turn.py rollouts/fast/test_kv_cache.py rollouts/test_sampling.py \
+               rollouts/test_single_turn.py
 # The variables pin what builds the package too: an old pip reads the first one, a new pip the second.
 LOCKED   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 INSTALL  := $(LOCKED) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)

@@ -123,3 +123,11 @@ def test_links_within_the_repository_lead_to_files():
             if not re.match(r"[a-z]+:", link) and not generated and not target.exists():
                 broken.append(f"{path.relative_to(ROOT)}: {link}")
     assert broken == []
+
+
+def test_the_tests_that_make_names_are_there():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    variables = dict(re.findall(r"^(\w+_TESTS)\s*:= (.*)$", text, flags=re.MULTILINE))
+    assert set(variables) == {"QUICK_TESTS", "LOWEST_TESTS", "NEWEST_TESTS"}
+    names = [name for line in variables.values() for name in line.split() if not name.startswith("$")]
+    assert [name for name in names if not (ROOT / "tests" / name).exists()] == []
