@@ -103,7 +103,7 @@ class Conversion:
         value = self.given[name]
         if value is None:
             return otherwise
-        if isinstance(value, list) and [_of_kind(each, 0.0) for each in value] == [True, True]:
+        if isinstance(value, list) and [_of_kind(number, 0.0) for number in value] == [True, True]:
             return value[0], value[1]
         self.mistakes.append(f"{name}: expected two numbers, found {format_value(value)}")
         return otherwise
@@ -148,9 +148,9 @@ def as_list(value: Any) -> list[Any]:
 def put_trackers(conversion: Conversion, name: str) -> None:
     """Set the trackers that outdo has, and report the others."""
     wanted = as_list(conversion.given[name])
-    if track := [each for each in wanted if each in TRACKERS]:
+    if track := [name for name in wanted if name in TRACKERS]:
         conversion.settings["track"] = track
-    if others := [str(each) for each in wanted if each not in (*TRACKERS, "none", "console")]:
+    if others := [str(name) for name in wanted if name not in (*TRACKERS, "none", "console")]:
         conversion.remark(name, f"outdo has no tracker {', '.join(others)}; a function of yours can be one")
 
 

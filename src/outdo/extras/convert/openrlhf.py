@@ -217,8 +217,8 @@ def _sources(names: Any, split: Any) -> str | list[str]:
     OpenRLHF reads the folder FOLDER of "NAME@FOLDER", which mostly is that of the configuration with this name.
     """
     sources = []
-    for each in str(names).split(","):
-        name, _, folder = each.strip().partition("@")
+    for source in str(names).split(","):
+        name, _, folder = source.strip().partition("@")
         sources.append(data_source(name.strip(), split or "train", folder.strip() or None))
     return sources[0] if len(sources) == 1 else sources
 
@@ -235,7 +235,7 @@ def _mixed(c: Conversion, sources: str | list[str]) -> Any:
     if probabilities is None:
         return sources
     try:
-        weights = [float(each) for each in str(probabilities).split(",")]
+        weights = [float(weight) for weight in str(probabilities).split(",")]
     except ValueError:
         weights = []
     if len(weights) != len(sources) or not all(0 < weight < math.inf for weight in weights):
@@ -359,7 +359,7 @@ def _schedule(c: Conversion) -> None:
             c.remark("lr_scheduler", f"OpenRLHF's cosine ends at {least:g} times the learning rate, outdo's at 0")
     elif kind not in ("cosine", "linear", "constant", "constant_with_warmup"):
         c.remark("lr_scheduler", "outdo has constant, linear and cosine; the recipe has constant")
-    name = next((each for each in ("cosine", "linear") if kind.startswith(each)), "constant")
+    name = next((known for known in ("cosine", "linear") if kind.startswith(known)), "constant")
     if "steps" not in c.settings:
         c.remark("lr_warmup_ratio", "left out, because the number of steps is not known")
     warmup = math.ceil(given["lr_warmup_ratio"] * c.settings.get("steps", 0) * c.updates)

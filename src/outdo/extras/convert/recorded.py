@@ -82,7 +82,7 @@ def _script_text(path: Path) -> str:
         try:
             ast.parse(text)
         except SyntaxError:
-            text = "\n".join(_passed(each) if each.lstrip()[:1] in ("!", "%") else each for each in text.splitlines())
+            text = "\n".join(_passed(line) if line.lstrip()[:1] in ("!", "%") else line for line in text.splitlines())
             ast.parse(text)
     except OSError as error:
         raise UserError([f"{path}: {error.strerror}"]) from None
@@ -161,8 +161,8 @@ def _ran(task: Mapping[str, Any]) -> ScriptRecord:
 
 def _compare(reading: Configuration, other: Configuration, question: str) -> None:
     """Take from a reading what another run of the script says in another way."""
-    for name in [*reading.written, *(each for each in other.written if each not in reading.written)]:
-        values = [each.written.get(name, each.unread.get(name, "unset")) for each in (reading, other)]
+    for name in [*reading.written, *(further for further in other.written if further not in reading.written)]:
+        values = [side.written.get(name, side.unread.get(name, "unset")) for side in (reading, other)]
         if values[0] != values[1]:
             reading.written.pop(name, None)
             if name in OF_THE_MACHINE:
@@ -173,8 +173,8 @@ def _compare(reading: Configuration, other: Configuration, question: str) -> Non
             either = "" if question.startswith(("float(", "int(", "len(")) else f"{values[0]} or {values[1]}, which "
             reading.unread.setdefault(name, f"{either}depends on {question}")
     reading.unread |= {name: what for name, what in other.unread.items() if name not in reading.unread}
-    reading.missing += [each for each in other.missing if each not in reading.missing]
-    reading.remarks += [each for each in other.remarks if each not in reading.remarks]
+    reading.missing += [sentence for sentence in other.missing if sentence not in reading.missing]
+    reading.remarks += [remark for remark in other.remarks if remark not in reading.remarks]
 
 
 # ------------------------------------------------------------------------------------------------------ files near it

@@ -162,8 +162,8 @@ class _Script:
         programs = {f"{FOLDER}/{name}": name for name in STAND_INS.split()}
         for _ in range(6):
             outcome = self._run(arguments, programs, may_exit)
-            absent = {str(self.folder / place): name for place, name in _MISSING_FILE.findall(outcome.stderr)}
-            absent = {place: name for place, name in absent.items() if not place.startswith(_OF_THE_SYSTEM)}
+            absent = {str(self.folder / path): name for path, name in _MISSING_FILE.findall(outcome.stderr)}
+            absent = {path: name for path, name in absent.items() if not path.startswith(_OF_THE_SYSTEM)}
             if absent.keys() <= programs.keys():  # besides programs these are files that the script writes
                 break
             programs |= absent
@@ -178,7 +178,7 @@ class _Script:
             ["/bin/bash", f"{FOLDER}/start", str(self.path), *arguments],
             files={
                 **self.files,
-                **{place: _STARTER if name in STARTERS.split() else _STAND_IN for place, name in programs.items()},
+                **{path: _STARTER if name in STARTERS.split() else _STAND_IN for path, name in programs.items()},
                 f"{FOLDER}/functions": _FUNCTIONS + ("" if may_exit else _NO_EXIT),
                 f"{FOLDER}/start": _START,
             },

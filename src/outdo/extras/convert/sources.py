@@ -93,7 +93,7 @@ def _named_config(words: Sequence[str], path: Path, reading: Configuration) -> t
     if not name or (name in OF_VERL and not folder):
         return {}, rest
     places = [base / folder / f"{name}.yaml" for base in (Path.cwd(), path.parent, *path.parent.parents[:3])]
-    file = next((place for place in places if place.is_file()), None)
+    file = next((path for path in places if path.is_file()), None)
     if file is not None:
         return _yaml_of_verl(file, reading), rest
     if name not in OF_VERL:
@@ -146,7 +146,7 @@ def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
         return _finished(Configuration(), ({} if path is None else read_tables(path)) | _key_values(words))
     if path.suffix == ".py":
         words, environment = _environment(words)
-        first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+        first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
         return _over(recorded_script(path, words[first:], environment), _key_values(words[:first]))
     words, environment = _environment(words)
     command, reading = _command(path, environment, _is_of_trl, "a training of TRL: a .py or `trl grpo`")
@@ -205,7 +205,7 @@ def _processes(launch: Mapping[str, Any], path: Path) -> int | None:
     counts = (total, 1)
     if total is None:
         counts = _value(launch, "nproc_per_node", "num_gpus"), _value(launch, "nnodes", "num_nodes") or 1
-    return math.prod(counts) if all(isinstance(each, int) and each > 0 for each in counts) else None
+    return math.prod(counts) if all(isinstance(count, int) and count > 0 for count in counts) else None
 
 
 def _value(launch: Mapping[str, Any], *names: str) -> Any:

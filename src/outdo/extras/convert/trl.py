@@ -68,7 +68,7 @@ def _batch(c: Conversion, processes: int) -> None:
     per_generation = given["steps_per_generation"] or given["gradient_accumulation_steps"]
     generated = given["generation_batch_size"] or in_parallel * per_generation
     group, passes = given["num_generations"], given["num_iterations"]
-    if not all(isinstance(each, int) and each > 0 for each in (per_update, generated, group, passes)):
+    if not all(isinstance(number, int) and number > 0 for number in (per_update, generated, group, passes)):
         c.mistakes.append("the settings of the batch: expected whole numbers above 0")
         return
     batch = max(generated, per_update)
@@ -108,7 +108,7 @@ def _data(c: Conversion) -> None:
     name, config, mixture = given["dataset_name"], given["dataset_config"], given["datasets"]
     path = given["train_dataset"]
     if path is None and mixture:
-        path = [_mixed(each) for each in as_list(mixture)]
+        path = [_mixed(table) for table in as_list(mixture)]
     elif path is None and name is not None:
         path = data_source(name, train, config)
     if path:
@@ -176,10 +176,10 @@ def _adapter(c: Conversion) -> None:
         c.remarks.append(f"lora_dropout = {options['lora_dropout']}: outdo trains without dropout")
     if options.get("target_modules") is None:
         c.remarks.append("target_modules: unset, PEFT adapts some layers of each kind of model, outdo all-linear")
-    kept = {SHORT.get(name, name): value for name, value in options.items() if name not in OF_PEFT_ALONE}
-    if kept.get("targets") in (None, ["all-linear"]):
-        kept["targets"] = "all-linear"
-    c.settings["train.adapter"] = {"name": "lora", **kept}
+    options_of_peft = {SHORT.get(name, name): value for name, value in options.items() if name not in OF_PEFT_ALONE}
+    if options_of_peft.get("targets") in (None, ["all-linear"]):
+        options_of_peft["targets"] = "all-linear"
+    c.settings["train.adapter"] = {"name": "lora", **options_of_peft}
     if c.settings.pop("reference.sync", None):
         c.remark("sync_ref_model", "TRL does not support it with an adapter either; left out")
 
@@ -211,7 +211,7 @@ def _model(c: Conversion) -> None:
     elif given["bf16"] is not None:
         c.settings["precision"] = "bfloat16" if given["bf16"] else "float32"
     checkpointing = (given["activation_checkpointing"], given["gradient_checkpointing"])
-    c.settings["train.gradient_checkpointing"] = next(each for each in checkpointing if each is not None)
+    c.settings["train.gradient_checkpointing"] = next(setting for setting in checkpointing if setting is not None)
     if given["use_cpu"]:
         c.settings["device"] = "cpu"
     if given["torch_compile"]:

@@ -41,7 +41,7 @@ def put_rewards(c: Conversion) -> None:
             f"reward_weights: expected {counted(len(functions), 'number')}, one for each function, found {weights}"
         )
         return
-    rewards = [_reward(c, each) for each in functions]
+    rewards = [_reward(c, function) for function in functions]
     if weights is not None:
         rewards = [_weighted(reward, weight) for reward, weight in zip(rewards, as_list(weights), strict=True)]
     if rewards:

@@ -287,7 +287,7 @@ def _data(c: Conversion) -> None:
     given = c.given
     for theirs, ours in {"train_files": "data.path", "val_files": "data.eval_path"}.items():
         files = given[f"data.{theirs}"]
-        files = [expanded(each) for each in as_list(files)]
+        files = [expanded(file) for file in as_list(files)]
         if f"data.{theirs}" in given.written:
             c.settings[ours] = files[0] if len(files) == 1 else files
     c.settings["data.max_prompt_tokens"] = given["data.max_prompt_length"]

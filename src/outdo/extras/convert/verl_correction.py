@@ -51,17 +51,19 @@ def _weights(c: Conversion, level: str | None) -> list[Any]:
 def _rejections(c: Conversion) -> list[Any]:
     """Return a rejection for each name of `rollout_rs`. verl's bounds of k1 are those of π_rollout / π_old."""
     given, name = c.given, f"{PREFIX}.rollout_rs_threshold"
-    kinds = [each.strip() for each in str(given[f"{PREFIX}.rollout_rs"] or "").split(",") if each.strip()]
+    kinds = [
+        kind_text.strip() for kind_text in str(given[f"{PREFIX}.rollout_rs"] or "").split(",") if kind_text.strip()
+    ]
     if not kinds:
         return []
-    texts = [each for each in str(given[name] or "").split(",") if each.strip()]
+    texts = [text for text in str(given[name] or "").split(",") if text.strip()]
     texts = texts * len(kinds) if len(texts) == 1 else texts
     if len(texts) != len(kinds):
         c.mistakes.append(f"{name} = {given[name]}: expected one threshold, or one for each name of rollout_rs")
         return []
     c.remark(f"{PREFIX}.rollout_rs", "tokens that are rejected still count in outdo's means, and not in verl's")
-    found = [_rejection(c, kind, text.strip()) for kind, text in zip(kinds, texts, strict=True)]
-    return [each for each in found if each is not None]
+    rejections = [_rejection(c, kind, text.strip()) for kind, text in zip(kinds, texts, strict=True)]
+    return [rejection for rejection in rejections if rejection is not None]
 
 
 def _rejection(c: Conversion, kind: str, text: str) -> Any | None:
@@ -86,8 +88,8 @@ def _rejection(c: Conversion, kind: str, text: str) -> Any | None:
 def _numbers(text: Any) -> list[float]:
     """Return the numbers above 0 with a "_" between them, in order; none if they are anything else."""
     try:
-        bounds = [float(each) for each in str(text).split("_")]
+        bounds = [float(bound) for bound in str(text).split("_")]
     except ValueError:
         return []
-    in_order = bounds == sorted(bounds) and all(0 < each < math.inf for each in bounds)
+    in_order = bounds == sorted(bounds) and all(0 < bound < math.inf for bound in bounds)
     return bounds if in_order else []

@@ -41,11 +41,11 @@ def put_functions(reading: Configuration, given: Mapping[str, Any], sources: Sou
 
 def _functions(reading: Configuration, values: Any, sources: Sources, of: str) -> Iterator[Any]:
     """Yield functions as a recipe names them; what it cannot name is unread, and its place says so."""
-    for place, value in enumerate(values, 1):
+    for number, value in enumerate(values, 1):
         try:
             yield _named(value, sources, is_reward=of == "reward_funcs")
         except NotPlainError as error:
-            name = of if len(values) == 1 else f"{of}[{place}]"
+            name = of if len(values) == 1 else f"{of}[{number}]"
             reading.missing.append(f"{name}: {error}")
             yield f"not complete: {error}"
 

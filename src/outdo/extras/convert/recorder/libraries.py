@@ -26,10 +26,10 @@ class SettingsType(type):
 
     def __call__(cls, *arguments: Any, **settings: Any) -> Any:
         made: Any = object.__new__(cls)
-        own = _fields(cls)
-        vars(made).update({"given": {}, "own": set(own) - {*cls.defaults}})
-        for name, each in own.items():
-            value = default_of(each)
+        fields = _fields(cls)
+        vars(made).update({"given": {}, "own": set(fields) - {*cls.defaults}})
+        for name, field in fields.items():
+            value = default_of(field)
             setattr(made, name, Unknown(Origin("text", f"--{name}")) if value is dataclasses.MISSING else value)
         for name, value in {**dict(zip(["output_dir"], arguments, strict=False)), **settings}.items():
             setattr(made, name, value)
@@ -48,7 +48,7 @@ class Settings(metaclass=SettingsType):
 
     def settings(self) -> dict[str, Any]:
         """Return what was given to TRL, also by way of `vars(config)`."""
-        written = self.given | {n: each for n, each in vars(self).items() if n not in ("given", "own")}
+        written = self.given | {n: value for n, value in vars(self).items() if n not in ("given", "own")}
         return {unmarked(name): value for name, value in written.items() if name not in self.own}
 
     def __setattr__(self, name: str, value: Any) -> None:

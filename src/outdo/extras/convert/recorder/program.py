@@ -76,5 +76,7 @@ def _ending(function: Callable[[], object]) -> str:
 def _call(function: Callable[..., Any]) -> None:
     """Call what a library was given, with unknown values for the parameters without a default."""
     parameters = inspect.signature(function).parameters.values()
-    needed = [each for each in parameters if each.default is each.empty and each.kind not in (2, 4)]
-    function(*(Unknown(Origin("text", each.name)) for each in needed))
+    needed = [
+        parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind not in (2, 4)
+    ]
+    function(*(Unknown(Origin("text", parameter.name)) for parameter in needed))

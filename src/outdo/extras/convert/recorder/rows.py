@@ -130,7 +130,7 @@ def _source(rows: ScriptRows, split: str) -> Any:
     if isinstance(path, Mapping):
         path = path.get(str(rows.split or split).partition("[")[0], next(iter(path.values())))
     if isinstance(path, list):
-        return [data_source(each, split) for each in path]
+        return [data_source(part, split) for part in path]
     return data_source(path, rows.split or ("train" if rows.held_out is not None else split), rows.name)
 
 
@@ -173,7 +173,7 @@ def _loaded(call: Any) -> ScriptRows:
     positions = ("path", "name", "data_dir", "data_files", "split") if called(call) == "load_dataset" else ("path",)
     given = named(call, *positions)
     path, name, files, split, revision, folder = (
-        plain(given.get(each)) for each in ("path", "name", "data_files", "split", "revision", "data_dir")
+        plain(given.get(argument)) for argument in ("path", "name", "data_files", "split", "revision", "data_dir")
     )
     if files is not None and path not in FORMATS:
         raise NotPlainError(shown(call))
@@ -253,8 +253,8 @@ def _made_row(function: Any) -> dict[str, Any] | None:
         return None
     finally:
         RUN.asked, RUN.answers = asked, answers
-    names = dict.fromkeys(name for each in made for name in each)
-    return {name: _agreed([each.get(name) for each in made]) for name in names}
+    names = dict.fromkeys(name for row in made for name in row)
+    return {name: _agreed([row.get(name) for row in made]) for name in names}
 
 
 def _made(function: Any) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def _made(function: Any) -> dict[str, Any]:
 
 def _agreed(values: list[Any]) -> Any:
     """Return the value that all have, or else what the longest of them says."""
-    if all(_parts(each) == _parts(values[0]) for each in values):
+    if all(_parts(value) == _parts(values[0]) for value in values):
         return values[0]
     return Unknown(Origin("text", max(map(shown, values), key=len)))
 
@@ -278,8 +278,8 @@ def _parts(value: Any) -> Any:
         node = origin_of(value)
         return node.kind, node.text, *map(_parts, (node.of, node.key, node.arguments, node.keywords))
     if isinstance(value, Mapping):
-        return {name: _parts(each) for name, each in value.items()}
-    return [_parts(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _parts(item) for name, item in value.items()}
+    return [_parts(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _of_original(value: Any, before: Mapping[str, Any]) -> Any:
@@ -288,8 +288,8 @@ def _of_original(value: Any, before: Mapping[str, Any]) -> Any:
     if column is not None:
         return before.get(column, value)
     if isinstance(value, list):
-        return [_of_original(each, before) for each in value]
-    return {n: _of_original(each, before) for n, each in value.items()} if isinstance(value, Mapping) else value
+        return [_of_original(item, before) for item in value]
+    return {n: _of_original(item, before) for n, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _column_of(value: Any) -> str | None:

@@ -69,7 +69,7 @@ class Function:
 def function_of(value: Any) -> Function | None:
     """Return what is known of a function or class of the script; None for any other value."""
     module = sys.modules.get(str(getattr(value, "__module__", None)))
-    bound = next((name for name, each in vars(module).items() if each is value), None) if module else None
+    bound = next((name for name, bound_value in vars(module).items() if bound_value is value), None) if module else None
     if is_of_script(value):
         code, name = value.__code__, str(value.__module__)
         cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
@@ -107,7 +107,7 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple, set, frozenset):
         return all(map(_is_plain, value))
     if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
     return value is None or type(value) in (bool, int, float, str, bytes)
 
 
@@ -203,7 +203,11 @@ def _read_names(tree: ast.Module) -> Iterator[str]:
     waiting = [compile(tree, "rewards", "exec")]
     while waiting:
         code = waiting.pop()
-        yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        yield from (
+            instruction.argval
+            for instruction in dis.get_instructions(code)
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        )
         waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
 
 
@@ -230,7 +234,7 @@ def _only_binding(
     name: str, binding: Sequence[ast.stmt], touching: Sequence[ast.stmt], tree: ast.Module
 ) -> ast.stmt | None:
     """Return the statement that binds a name, if nothing else changes its value; functions may declare it global."""
-    declared = {each for node in ast.walk(tree) if isinstance(node, ast.Global) for each in node.names}
+    declared = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     return binding[0] if len(binding) == 1 and not touching and name not in declared else None
 
 
@@ -245,19 +249,19 @@ def _is_literal(node: ast.stmt | None) -> bool:
 
 def _written(sources: Sources, statements: Sequence[ast.stmt]) -> str:
     """Return a file: imports and constants first, then decorators, then the rest in the order of the script."""
-    lines = [_lines(each, sources) for each in statements]
-    place = next((place for place, each in enumerate(lines) if each.startswith("\n")), len(lines))
+    lines = [_lines(statement, sources) for statement in statements]
+    index = next((index for index, line in enumerate(lines) if line.startswith("\n")), len(lines))
     parts = ["import functools"] if sources.messages else []
     parts += ["import sys"] if sources.imports else []
     if _own_imports(sources, statements):
         parts += ["import sys", "", f"sys.path.insert(0, {os.path.dirname(sources.place(sources.path))!r})"]
-    parts += [*lines[:place], *(f"{name} = {value}" for name, value in sorted(sources.constants.items()))]
+    parts += [*lines[:index], *(f"{name} = {value}" for name, value in sorted(sources.constants.items()))]
     if sources.rows:
         is_named = sources.rows.isidentifier()
         parts += [WITH_ROWS % (sources.rows if is_named else "make_row")]
         parts += [] if is_named else [f"\n\nmake_row = {sources.rows}"]
     parts += [WITH_MESSAGES] if sources.messages else []
-    return "\n".join([*parts, *_imports(sources), *lines[place:]]).strip("\n") + "\n"
+    return "\n".join([*parts, *_imports(sources), *lines[index:]]).strip("\n") + "\n"
 
 
 def _lines(node: ast.stmt, sources: Sources) -> str:
@@ -288,14 +292,14 @@ def _imports(sources: Sources) -> Iterator[str]:
 
 def _own_imports(sources: Sources, statements: Sequence[ast.stmt]) -> bool:
     """Return whether a statement imports a module that lies next to the script."""
-    return any(name in sources.modules for each in statements for name in _imported_modules(each))
+    return any(name in sources.modules for statement in statements for name in _imported_modules(statement))
 
 
 def _hidden_modules(sources: Sources, statements: Sequence[ast.stmt]) -> list[str]:
     """Return the modules that only the script's own search path may have."""
     if "sys.path" not in sources.text or _own_imports(sources, statements):
         return []
-    imported = {name for each in statements for name in _imported_modules(each)}
+    imported = {name for statement in statements for name in _imported_modules(statement)}
     return [f"the module {name}" for name in sorted(imported - sys.stdlib_module_names)]
 
 
@@ -306,7 +310,7 @@ def _imported_modules(node: ast.stmt) -> list[str]:
 
 
 def _first_line(node: ast.stmt) -> int:
-    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
 
 
 def _bindings(node: ast.AST) -> list[str]:
@@ -317,19 +321,19 @@ def _bindings(node: ast.AST) -> list[str]:
         return [(node.asname or node.name).partition(".")[0]]
     if isinstance(node, ast.Name):
         return [node.id] if isinstance(node.ctx, ast.Store) else []
-    return [name for each in ast.iter_child_nodes(node) for name in _bindings(each)]
+    return [name for child in ast.iter_child_nodes(node) for name in _bindings(child)]
 
 
 def _touched(node: ast.stmt) -> set[str]:
     """Return the names whose values a statement changes: `x[0] = 1`, `x.y = 1`, `x += 1`, `x.append(1)`, `del x[0]`."""
     touched = set[str]()
-    for each in [] if isinstance(node, Definition) else ast.walk(node):
-        if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name):
-            touched.add(each.target.id)
-        elif isinstance(each, ast.Attribute | ast.Subscript) and not isinstance(each.ctx, ast.Load):
-            touched.add(_root(each))
-        elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
-            touched.add(_root(each.value.func))
+    for inner in [] if isinstance(node, Definition) else ast.walk(node):
+        if isinstance(inner, ast.AugAssign) and isinstance(inner.target, ast.Name):
+            touched.add(inner.target.id)
+        elif isinstance(inner, ast.Attribute | ast.Subscript) and not isinstance(inner.ctx, ast.Load):
+            touched.add(_root(inner))
+        elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
+            touched.add(_root(inner.value.func))
     return touched
 
 

@@ -109,9 +109,9 @@ def optional_imports(text: str) -> set[int]:
     lines = set[int]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Try):
-            caught = [ast.unparse(each.type) if each.type else "Exception" for each in node.handlers]
-            if any(name in each for each in caught for name in _MISSING):
-                lines |= {n.lineno for each in node.body for n in ast.walk(each) if isinstance(n, ast.stmt)}
+            caught = [ast.unparse(handler.type) if handler.type else "Exception" for handler in node.handlers]
+            if any(name in kind for kind in caught for name in _MISSING):
+                lines |= {n.lineno for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.stmt)}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("find_spec", "import_module")):
             lines.add(node.lineno)
     return lines

@@ -102,7 +102,7 @@ def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
     _put_tokenizer(reading, given.pop("processing_class", None))
     for name, instead in INSTEAD.items():
         objects = given.pop(name, None)
-        if objects is not None and not (isinstance(objects, list | tuple) and all(each is None for each in objects)):
+        if objects is not None and not (isinstance(objects, list | tuple) and all(part is None for part in objects)):
             reading.missing.append(f"{name}: {shown(objects)}; {instead}")
     for name, value in given.items():
         if value is not None:
@@ -113,16 +113,18 @@ def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
 def _put_surroundings(reading: Configuration, kind: type, line: int, tree: ast.Module) -> None:
     """Put what is special about the trainer: a subclass of the script, one of several."""
     classes = kind.__mro__[: kind.__mro__.index(GRPOTrainer)]
-    methods = {name for each in classes for name, of in vars(each).items() if inspect.isfunction(of)}
+    methods = {name for cls in classes for name, of in vars(cls).items() if inspect.isfunction(of)}
     if methods := sorted(methods | {*vars(GRPOTrainer)} - OF_TRAINER):
-        own = ", ".join(methods)
-        reading.missing.append(f"{kind.__name__}: the script's own trainer, with its own {own}; see docs/pieces.md")
+        overridden = ", ".join(methods)
+        reading.missing.append(
+            f"{kind.__name__}: the script's own trainer, with its own {overridden}; see docs/pieces.md"
+        )
     loops = [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While)]
-    if any(each.lineno < line <= (each.end_lineno or 0) for each in loops):
+    if any(loop.lineno < line <= (loop.end_lineno or 0) for loop in loops):
         reading.remarks.append(f"line {line} makes a trainer in a loop; the recipe has the first")
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith(kind.__name__)]
     if len(calls) > 1:
-        lines = ", ".join(str(each.lineno) for each in calls)
+        lines = ", ".join(str(call.lineno) for call in calls)
         reading.remarks.append(f"the script makes trainers in lines {lines}; the recipe has that of line {line}")
 
 
@@ -163,7 +165,7 @@ def _put_config(reading: Configuration, config: Any) -> None:
 
 def _put_defaults_of_unsloth(reading: Configuration) -> None:
     """Put the settings that Unsloth has by default, and the batch that it makes a multiple of the group."""
-    if any("GRPOConfig" in each for each in reading.missing):
+    if any("GRPOConfig" in sentence for sentence in reading.missing):
         return
     written, known = reading.written, {*reading.written, *reading.unread}
     known |= {"warmup_ratio"} if "warmup_steps" in known else set()
@@ -174,7 +176,7 @@ def _put_defaults_of_unsloth(reading: Configuration) -> None:
         reading.remarks.append(f"{listed}: the defaults of Unsloth, which are not those of TRL")
     group = written.get("num_generations", 8)
     sizes: list[Any] = [written.get("per_device_train_batch_size"), written.get("gradient_accumulation_steps"), group]
-    if all(isinstance(each, int) and each > 0 for each in sizes) and sizes[0] * sizes[1] % group:
+    if all(isinstance(size, int) and size > 0 for size in sizes) and sizes[0] * sizes[1] % group:
         written["per_device_train_batch_size"] = group
         reading.remarks.append(f"per_device_train_batch_size = {group}: Unsloth makes it a multiple of num_generations")
 

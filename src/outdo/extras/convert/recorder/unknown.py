@@ -128,8 +128,8 @@ class Unknown:
         changed(self, f"{name} = {shown(value)}")
 
     def __getitem__(self, key: Any) -> Any:
-        parts, place = origin_of(self).parts, ("item", repr(key))
-        return parts[place] if place in parts else Unknown(Origin("item", of=self, key=key))
+        parts, part = origin_of(self).parts, ("item", repr(key))
+        return parts[part] if part in parts else Unknown(Origin("item", of=self, key=key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         origin_of(self).parts["item", repr(key)] = value
@@ -141,7 +141,7 @@ class Unknown:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         node = Origin("call", of=self)
         node.arguments, node.keywords = arguments, keywords
-        RUN.given_functions += [each for each in (*arguments, *keywords.values()) if is_of_script(each)]
+        RUN.given_functions += [argument for argument in (*arguments, *keywords.values()) if is_of_script(argument)]
         of = origin_of(self)
         if of.kind == "get":
             changed(of.of, f"{of.text}()")
@@ -153,7 +153,7 @@ class Unknown:
         frame = sys._getframe(1)
         code = frame.f_code.co_code
         if dis.opname[code[frame.f_lasti]] == "UNPACK_SEQUENCE":
-            return iter([self[place] for place in range(code[frame.f_lasti + 1])])
+            return iter([self[index] for index in range(code[frame.f_lasti + 1])])
         count = RUN.decide(f"len({shown(self)})", LENGTHS)
         count = count if RUN.items < MOST_ITEMS else 1
         RUN.items += count
@@ -282,8 +282,8 @@ def shown(value: Any) -> str:
 def _expression(value: Unknown) -> str:
     node = origin_of(value)
     if node.kind == "call":
-        words = [shown(each) for each in node.arguments]
-        words += [f"{unmarked(name)}={shown(each)}" for name, each in node.keywords.items()]
+        words = [shown(argument) for argument in node.arguments]
+        words += [f"{unmarked(name)}={shown(argument)}" for name, argument in node.keywords.items()]
         return f"{shown(node.of)}({', '.join(words)})"
     if node.kind == "item":
         return f"{shown(node.of)}[{shown(node.key)}]"
@@ -304,9 +304,9 @@ class NotPlainError(Exception):
 def plain(value: Any) -> Any:
     """Return a value of numbers, texts, lists and tables. A member of torch is its name. Raises `NotPlainError`."""
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {unmarked(str(name)): plain(each) for name, each in value.items()}
+        return {unmarked(str(name)): plain(item) for name, item in value.items()}
     if isinstance(value, Unknown) and origin_of(value).kind == "name" and shown(value).startswith("torch."):
         return shown(value).rpartition(".")[2]
     if value is None or type(value) in (bool, int, float) or (type(value) is str and OPEN not in value):
