@@ -111,12 +111,12 @@ def _read(path: Path, size: int, modified: int) -> GgufHeader:
                 raise ModelError(f"model {path}: version {version} of GGUF; versions 2 and 3 are read")
             count, entries = walk.numbers("QQ")
             values = dict(walk.entry() for _ in range(walk.counted(entries)))
-            found = [walk.tensor() for _ in range(walk.counted(count))]
-            faults = [*_faults(values, found), *_surplus(values, found)]
+            read = [walk.tensor() for _ in range(walk.counted(count))]
+            faults = [*_faults(values, read), *_surplus(values, read)]
             if faults:
                 raise ModelError("\n".join(f"model {path}: {fault}" for fault in faults))
-            stored = _check_sizes(found, walk.at, values.get("general.alignment", 32), size)
-    tensors = {name: GgufTensor(_name_in_transformers(name), shape, type) for name, shape, type, _ in found}
+            stored = _check_sizes(read, walk.at, values.get("general.alignment", 32), size)
+    tensors = {name: GgufTensor(_name_in_transformers(name), shape, type) for name, shape, type, _ in read}
     return GgufHeader(config=_config(values, tensors), tensors=tensors, stored=stored)
 
 

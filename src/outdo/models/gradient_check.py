@@ -43,22 +43,24 @@ def check_gradient(model: PreTrainedModel, output: Callable[[], Tensor]) -> None
     start = _embeddings(model, output)  # a first call without gradients, as sampling makes before training
     with torch.enable_grad():
         shift = torch.zeros_like(start).requires_grad_()
-        (gradient,) = torch.autograd.grad(_with_embeddings(model, output, lambda each: each * (1 + shift)), shift)
+        (gradient,) = torch.autograd.grad(
+            _with_embeddings(model, output, lambda embedded: embedded * (1 + shift)), shift
+        )
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0)).to(start)
     direction = _unit(gradient) + _unit(noise)
-    found = float((gradient.double() * direction.double()).sum())
-    step, expected, noise = CHANGE / max(abs(found), CHANGE), 0.0, max(ROUNDING, 2 * _moved_by_rounding(model, output))
+    slope = float((gradient.double() * direction.double()).sum())
+    step, expected, noise = CHANGE / max(abs(slope), CHANGE), 0.0, max(ROUNDING, 2 * _moved_by_rounding(model, output))
     for _ in range(TRIES):
         with torch.no_grad():
-            ahead = _with_embeddings(model, output, lambda each: each * (1 + step * direction))  # noqa: B023
-            behind = _with_embeddings(model, output, lambda each: each * (1 - step * direction))  # noqa: B023
+            ahead = _with_embeddings(model, output, lambda embedded: embedded * (1 + step * direction))  # noqa: B023
+            behind = _with_embeddings(model, output, lambda embedded: embedded * (1 - step * direction))  # noqa: B023
         expected = float(ahead - behind) / (2 * step)
-        if abs(found - expected) <= TOLERANCE * max(abs(found), abs(expected)) + noise / (2 * step):
+        if abs(slope - expected) <= TOLERANCE * max(abs(slope), abs(expected)) + noise / (2 * step):
             return
         step /= 4
     raise ModelError(
         f"{type(model).__name__}: the gradient of its first layer is wrong: by autograd the derivative is "
-        f"{found:.3g}, by a finite difference {expected:.3g}; some layer has no backward pass on this device"
+        f"{slope:.3g}, by a finite difference {expected:.3g}; some layer has no backward pass on this device"
     )
 
 
@@ -79,20 +81,20 @@ def check_rows_apart(model: PreTrainedModel, padded: Forward) -> None:
     exactly 0, however the numbers round.
     """
     batch = small_batch(model.config.get_text_config().vocab_size).to(padded.device)
-    row, place, found = 1, int(batch.prompt_lengths[1]), list[Tensor]()
+    row, column, leaves = 1, int(batch.prompt_lengths[1]), list[Tensor]()
 
     def keep(embeddings: Tensor) -> Tensor:
-        found.append(embeddings.detach().requires_grad_())
-        return found[0].clone()  # which a model may change in place, as it may not change a leaf
+        leaves.append(embeddings.detach().requires_grad_())
+        return leaves[0].clone()  # which a model may change in place, as it may not change a leaf
 
     def output() -> Tensor:
         hidden, source = padded.hidden(batch)
-        return hidden[source[row, place + 1]].float()
+        return hidden[source[row, column + 1]].float()
 
     with _noise_in(model), torch.enable_grad():
         values = _with_embeddings(model, output, keep)
-        (derivative,) = torch.autograd.grad((values * torch.linspace(1, 2, len(values)).to(values)).sum(), found)
-    derivative[row, : place + 1] = 0  # the tokens that it may read
+        (derivative,) = torch.autograd.grad((values * torch.linspace(1, 2, len(values)).to(values)).sum(), leaves)
+    derivative[row, : column + 1] = 0  # the tokens that it may read
     if derivative.any():
         raise ModelError(
             f"{type(model).__name__}: with this adapter a token reads other rows of its batch, or tokens after it, so "
@@ -110,8 +112,8 @@ def _noise_in(model: PreTrainedModel) -> Iterator[None]:
             weight.data.add_(NOISE * torch.randn(weight.shape, generator=source).to(weight))
         yield
     finally:
-        for weight, own in zip(trained, before, strict=True):
-            weight.data.copy_(own)
+        for weight, saved in zip(trained, before, strict=True):
+            weight.data.copy_(saved)
 
 
 @torch.no_grad()
@@ -128,15 +130,15 @@ def _unit(tensor: Tensor) -> Tensor:
 
 def _embeddings(model: PreTrainedModel, output: Callable[[], Tensor]) -> Tensor:
     """Return the embeddings of the tokens, in the form in which the model gets them."""
-    found: list[Tensor] = []
+    passed: list[Tensor] = []
 
     def keep(embeddings: Tensor) -> Tensor:
-        found.append(embeddings)
+        passed.append(embeddings)
         return embeddings
 
     with torch.no_grad():
         _with_embeddings(model, output, keep)
-    return found[0]
+    return passed[0]
 
 
 def _with_embeddings(

@@ -59,14 +59,14 @@ class AdapterReference(Reference):
         """Copy the policy's adapter."""
         assert mix == 1, "the product of mixed matrices is not the mixture of the products"
         if self.is_copy:
-            for weight, own in zip(self.policys, self.own, strict=True):
-                own.copy_(weight)
+            for weight, copied in zip(self.policys, self.own, strict=True):
+                copied.copy_(weight)
         else:
             self._set(self.policys)
 
     def state(self) -> dict[str, Any]:
         """Return the copy of the adapter, if there is one."""
-        return {"adapter": [own.detach() for own in self.own] if self.is_copy else []}
+        return {"adapter": [copied.detach() for copied in self.own] if self.is_copy else []}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -76,9 +76,9 @@ class AdapterReference(Reference):
         """Use a copy of these weights of the adapter; if there are none, do without an adapter."""
         self.is_copy = len(weights) > 0
         switch(self.forward.model, on=self.is_copy)
-        for own, new, policys in zip(self.own, weights or self.policys, self.policys, strict=True):
+        for copied, new, policys in zip(self.own, weights or self.policys, self.policys, strict=True):
             # Without an adapter nothing reads the weights; those of the policy take no further memory.
-            own.data = new.detach().to(own.device, copy=True) if self.is_copy else policys.data
+            copied.data = new.detach().to(copied.device, copy=True) if self.is_copy else policys.data
 
 
 def frozen(policy: Policy) -> Reference:

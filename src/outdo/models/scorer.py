@@ -248,7 +248,7 @@ def token_scores(model_forward: Forward, batch: Batch, sums: Sums = NO_SUMS, chu
 @torch.no_grad()
 def sequence_logprobs(model_forward: Forward, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
     """Compute the log-probability, at temperature 1, of each token after the first of each sequence."""
-    batch = Batch.of_tokens([each[:1] for each in sequences], [each[1:] for each in sequences])
+    batch = Batch.of_tokens([sequence[:1] for sequence in sequences], [sequence[1:] for sequence in sequences])
     logprobs = token_scores(model_forward, batch).logprobs.cpu()
     return [row[mask].tolist() for row, mask in zip(logprobs, batch.loss_mask, strict=True)]
 

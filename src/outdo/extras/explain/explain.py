@@ -308,9 +308,9 @@ def _batch_of_completions(*, old: float, advantage: float, ref: float | None, gr
 def _scores(probabilities: Tensor, objective: Objective) -> TokenScores:
     """Return the scores of N answers of one token: [N] -> [N, 2]. The vocabulary is {the token, the rest}."""
     logits = torch.stack([probabilities.log(), (1 - probabilities).log()], dim=1)
-    sums = {name: each(logits, torch.ones_like(probabilities)) for name, each in objective.requires.sums.items()}
+    sums = {name: compute(logits, torch.ones_like(probabilities)) for name, compute in objective.requires.sums.items()}
     sums["entropy"] = _entropy(probabilities)  # exact where the rest has the probability 0
-    logprobs, *values = (torch.nn.functional.pad(each[:, None], (1, 0)) for each in (logits[:, 0], *sums.values()))
+    logprobs, *values = (torch.nn.functional.pad(column[:, None], (1, 0)) for column in (logits[:, 0], *sums.values()))
     return TokenScores(logprobs=logprobs, sums=dict(zip(sums, values, strict=True)))
 
 

@@ -185,8 +185,8 @@ class RayCluster:
             together = [role for role in self._roles if role.group is None]
             bundles = [dict(bundle) for role in together for bundle in role.bundles]
             group, first = self.ask(lambda ray: ray.util.placement_group(bundles, strategy="PACK")), 0
-            for each in together:
-                each.group, each.first, first = group, first, first + len(each.bundles)
+            for of_role in together:
+                of_role.group, of_role.first, first = group, first, first + len(of_role.bundles)
         reserved: Any = role.group
         with translated():
             has_room = reserved.wait(ROOM)
@@ -197,8 +197,8 @@ class RayCluster:
         """Release a group for which there is no room, and raise `EngineError` with what it needs."""
         available = self.ask(lambda ray: ray.available_resources())
         together = [role for role in self._roles if role.group is group]
-        for each in together:
-            each.group = None
+        for of_role in together:
+            of_role.group = None
         self._release(group)
         wanted = " and ".join(f"{role.name} ({_listed(role.bundles)})" for role in together)
         names = sorted({name for role in together for bundle in role.bundles for name in bundle})

@@ -160,8 +160,8 @@ class OnlineRewardModel(Reward):
 
     def state(self) -> dict[str, Any]:
         """Return weights, optimiser state, history and counters."""
-        kept = [asdict(comparison) for comparison in self.kept]
-        return {"model": self.model.state(), "kept": kept, "fresh": self.fresh, "refreshes": self.refreshes}
+        comparisons = [asdict(comparison) for comparison in self.kept]
+        return {"model": self.model.state(), "kept": comparisons, "fresh": self.fresh, "refreshes": self.refreshes}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.model.load_state(state["model"])

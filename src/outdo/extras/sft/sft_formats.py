@@ -252,14 +252,14 @@ def _split_at_prompt(
     A system message that only one of both has belongs to the prompt. Raises `ValueError` if the completion begins with
     another question.
     """
-    given, learned = tuple(prompt), tuple(completion)
-    (first, asked), (second, answered) = map(_after_system, (given, learned))
+    read, learned = tuple(prompt), tuple(completion)
+    (first, asked), (second, answered) = map(_after_system, (read, learned))
     same_system = not first or not second or _are_alike(first, second)
     if same_system and _are_alike(answered[: len(asked)], asked):
         return (*(first or second), *asked), answered[len(asked) :]
-    if learned[0]["role"] == "system" or learned[0]["role"] == given[-1]["role"] == "user":
+    if learned[0]["role"] == "system" or learned[0]["role"] == read[-1]["role"] == "user":
         raise ValueError(f'column "{column}" begins with other messages than the prompt')
-    return given, learned
+    return read, learned
 
 
 def _after_system(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:

@@ -173,8 +173,8 @@ class AsynchronousRollouts:
                 weights = self._copied()
             self._batches |= {due_step: _Batch(due_step, weights) for due_step in due}
         if self._samples:
-            for each in due:
-                self._queue.put(self._batches[each])
+            for due_step in due:
+                self._queue.put(self._batches[due_step])
             if self._thread.ident is None:
                 self._thread.start()
 

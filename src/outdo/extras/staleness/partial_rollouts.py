@@ -67,15 +67,15 @@ class PartialRollouts(AsynchronousRollouts):
         known = self._begun.get(step - 1, {})
         steps = range(step, min(step + self.lag - 1, max(step, self.last)) + 1)
         begun = {number: known[number] if number in known else self._first_questions() for number in steps}
-        for each in steps:
-            self.engine.check_inputs(begun[each].questions)
-        requests = {each: self._requests(begun[each].questions, each) for each in steps}
-        limits = [self._limit(each - step) for each in steps for _ in requests[each]]
+        for number in steps:
+            self.engine.check_inputs(begun[number].questions)
+        requests = {number: self._requests(begun[number].questions, number) for number in steps}
+        limits = [self._limit(number - step) for number in steps for _ in requests[number]]
         completions = ChainMap(*(dict(of_step.completions) for of_step in begun.values()))
         completions = continue_completions(
             self.engine.engine, policy, self.groups.sampling, [*chain(*requests.values())], completions, limits
         )
-        of_steps = {each: _completed(begun[each].questions, requests[each], completions) for each in steps}
+        of_steps = {number: _completed(begun[number].questions, requests[number], completions) for number in steps}
         finished = of_steps.pop(step)
         self.engine.completions = dict(finished.completions)
         self.groups.earlier = set(chain(*map(token_versions, finished.completions.values())))

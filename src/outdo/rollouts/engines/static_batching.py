@@ -165,12 +165,12 @@ def _set_to(number: int | None, attributes: Sequence[tuple[Any, str]]) -> Iterat
 @contextmanager
 def _without_own_settings(model: PreTrainedModel) -> Iterator[None]:
     """Hide the model's generation config: a repetition penalty in it, for example, would change the logits."""
-    own = model.generation_config
+    settings = model.generation_config
     model.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = settings
 
 
 def _batches(
