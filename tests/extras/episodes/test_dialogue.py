@@ -359,9 +359,9 @@ def test_every_turn_of_an_episode_is_sampled_with_the_inputs_of_its_question() -
     groups = environment.rollouts(BuiltinEngine(policy), prompts, 2, SAMPLING, step=1, purpose="train")
     batch = Batch.from_groups(groups)
     assert int(batch.turn.max()) == 2
-    scored = token_scores(policy.forward, batch, "none", None).logprobs
+    scored = token_scores(policy.forward, batch).logprobs
     assert (scored - batch.rollout_logprobs)[batch.loss_mask].abs().max() <= 1e-4
-    others = token_scores(policy.forward, batch.with_(inputs=batch.inputs[::-1]), "none", None).logprobs
+    others = token_scores(policy.forward, batch.with_(inputs=batch.inputs[::-1])).logprobs
     assert (others - batch.rollout_logprobs)[batch.loss_mask & (batch.turn == 2)].abs().max() > 0.1
 
 
