@@ -33,6 +33,7 @@ from outdo.algorithms.advantages import (
     tree,
     turn_to_go,
 )
+from outdo.rewards.reward_sum import reward_sum
 from outdo.types import Rollout
 
 Numbers = list[Fraction]
@@ -194,7 +195,7 @@ OF_BATCHES: dict[str, Advantage] = {
 def episode(turns: Numbers) -> Rollout:
     """An episode with a reward on each of its tokens, whose sum is its reward."""
     of_turns = [float(reward) for reward in turns]
-    return rollout(len(turns), math.fsum(of_turns), token_rewards=tuple(of_turns))
+    return rollout(len(turns), reward_sum(of_turns), token_rewards=tuple(of_turns))
 
 
 @st.composite

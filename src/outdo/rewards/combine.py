@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outdo.rewards.base import Reward
 from outdo.rewards.in_process import RewardLike, as_reward
+from outdo.rewards.reward_sum import reward_sum
 from outdo.rewards.right import Verdicts, right_rule
 from outdo.rewards.types import RewardInput, RewardOutput, Status, to_output
 from outdo.utils.errors import UserError
@@ -133,7 +134,7 @@ class WeightedSum(Reward):
             for weight, output in zip(self.weights, outputs, strict=True)
             if output.status is Status.ok and (weight or not trained)
         ]
-        total = to_output(float(sum(weighted)) if weighted else None, self.name)
+        total = to_output(reward_sum(weighted) if weighted else None, self.name)
         right = None if self._deciding is None else self.verdicts.of(outputs[self._deciding])
         return RewardOutput(value=total.value, status=total.status, parts=parts, reason=total.reason, right=right)
 

@@ -13,6 +13,7 @@ from outdo.models.prompt_encoding import Message
 from outdo.rewards.base import Reward
 from outdo.rewards.environment import NAME
 from outdo.rewards.failures import output_of_error
+from outdo.rewards.reward_sum import reward_sum
 from outdo.rewards.right import Verdicts
 from outdo.rewards.types import (
     FailureCount,
@@ -137,8 +138,8 @@ class Conversation:
         rewards = [*self.rewards.values(), *further]
         if not rewards:
             return replace(output, right=right)
-        total = to_output(output.value + sum(rewards), NAME)
-        return replace(total, parts={**output.parts, NAME: sum(rewards)}, right=right)
+        total = to_output(reward_sum([output.value, *rewards]), NAME)
+        return replace(total, parts={**output.parts, NAME: reward_sum(rewards)}, right=right)
 
     def rollout(self, output: RewardOutput, temperature: float) -> Rollout:
         """Return the finished episode with its reward. The rewards of turns are on the last tokens of these turns."""
