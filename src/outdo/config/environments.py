@@ -146,9 +146,9 @@ def _by_row_mistakes(piece: Piece) -> Iterator[str]:
     if rows is None and is_text(piece.options.get("column", RowEnvironments.column)):
         expected = 'a table such as {calculator = {name = "tools", functions = "file.py:name"}, game = "file.py:Class"}'
         yield f"environment.environments: expected {expected}; found {piece.options.get('environments')!r}"
-    for name, of_name in rows.pieces.items() if rows else ():
-        if of_name.name == BY_ROW:
+    for name, environment in rows.pieces.items() if rows else ():
+        if environment.name == BY_ROW:
             yield f"environment.environments.{name}: rows name one environment, which is not {BY_ROW} again"
             continue
-        for mistake in environment_mistakes(of_name):
+        for mistake in environment_mistakes(environment):
             yield f"environment.environments.{name}{mistake.removeprefix('environment')}"

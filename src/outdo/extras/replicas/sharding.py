@@ -163,7 +163,7 @@ class Sharded(Sharding):
     def gathered(self) -> Iterator[None]:
         """Hold all weights during a `with` block, which must not compute gradients.
 
-        One within another does nothing: what samples may compute, before it begins, how to.
+        A block within another one does nothing: an engine that samples may choose its mode in it.
         """
         if self._is_gathered:
             yield

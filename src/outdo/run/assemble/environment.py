@@ -66,7 +66,7 @@ def tools_of(piece: Piece | None) -> ToolsOf:
     if rows is None:
         tools = () if piece is None else _kind(piece).tools(piece)
         return lambda row: tools
-    by_name = {name: _kind(of_name).tools(of_name) for name, of_name in rows.pieces.items()}
+    by_name = {name: _kind(environment).tools(environment) for name, environment in rows.pieces.items()}
     return lambda row: by_name.get(rows.name_in(row) or "", ())
 
 
@@ -93,8 +93,8 @@ def open_environment(
     in_prompts: dict[str, Any] = {"system": system, "special_tokens": special_tokens, "longest_prompt": longest_prompt}
     if rows := row_environments(piece):
         environments: dict[str | None, Environment] = {
-            name: open_environment(of_name, policy, reward, max_failed=1.0, step_timeout=step_timeout, **in_prompts)
-            for name, of_name in [*rows.pieces.items(), (None, None)]
+            name: open_environment(environment, policy, reward, max_failed=1.0, step_timeout=step_timeout, **in_prompts)
+            for name, environment in [*rows.pieces.items(), (None, None)]
         }
         return ByRow(environments, lambda prompt: rows.name_in(prompt.columns), max_failed=max_failed)
     return _kind(piece).open(piece, policy, reward, max_failed=max_failed, step_timeout=step_timeout, **in_prompts)
@@ -114,8 +114,8 @@ def examine_environment(
         return _examine(piece, tokenizer, end_ids, recipe)
     mistakes: list[str] = []
     notes: dict[str, None] = {}  # what holds for several environments is said once
-    for name, of_name in rows.pieces.items():
-        wrong, said = _examine(of_name, tokenizer, end_ids, recipe)
+    for name, environment in rows.pieces.items():
+        wrong, said = _examine(environment, tokenizer, end_ids, recipe)
         mistakes += [mistake.replace("environment", f"environment.environments.{name}", 1) for mistake in wrong]
         notes |= dict.fromkeys(line.replace("environment:", f"environment {name}:", 1) for line in said)
     return mistakes, list(notes)
