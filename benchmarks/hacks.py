@@ -2,10 +2,11 @@
 
     python benchmarks/hacks.py --model FOLDER [--only NAME ...] [--at-once 2] [--keep] [--machine NAME]
 
-A run has one thread and 25 steps of 4 questions with 8 answers of 32 tokens. Some rewards are careless, others are
-sound. Whether the answers of a run are a hack, and from which step on, is decided by scorers that the doctor does not
-use (`hack_scorers.py`). The doctor is asked after every step: a hack is found at the first step after which its first
-finding is of a rule that describes it, and a false alarm is a warning about a run that is not a hack.
+A run has one thread and 15 steps of 4 questions with 8 answers of 32 tokens, and takes 5 to 7 minutes of a core. It
+trains an adapter as the first run of `outdo quickstart` does; one run trains all weights. Some rewards are careless,
+others are sound. Whether the answers of a run are a hack, and from which step on, is decided by scorers that the doctor
+does not use (`hack_scorers.py`). The doctor is asked after every step: a hack is found at the first step after which
+its first finding is of a rule that describes it, and a false alarm is a warning about a run that is not a hack.
 
 `SET_ON` are the runs that the thresholds of the rules were chosen on; `TESTED_ON` have other seeds and wordings, and no
 threshold was changed for them. Each run has a line in `docs/hacks.jsonl`. A run whose line is there is not made again;
@@ -43,22 +44,25 @@ from outdo.run.folder import run_files
 RESULTS = tasks.HERE.parent / "docs/hacks.jsonl"
 REWARDS = tasks.HERE / "hack_rewards.py"
 SETTINGS = [
-    "steps=25",
+    "steps=15",
     "device=cpu",
     "threads=1",
     "train.prompts=4",
     "train.group_size=8",
     "train.micro_batch_tokens=1024",
     "sampling.max_tokens=32",
-    "optim.lr=2e-5",
-    "eval={every=10, rows=24, samples=1, greedy=false, best='sampled'}",
+    "sampling.temperature=0.7",
+    "optim={lr=7e-4, schedule={name='linear', warmup=3}}",
+    "eval={every=5, rows=24, samples=1, greedy=false, best='sampled'}",
     "checkpoint.every=100000",
 ]
 NO_KL = "train.objective={name='grpo', beta=0.0}"
-FAST = "optim.lr=5e-5"
+FAST = "optim.lr=1.4e-3"
+TEN_TIMES = "optim.lr=7e-3"
 WITH_KL = "train.objective={name='grpo', beta=0.04}"
 
 LORA = "train.adapter={name='lora', rank=16, alpha=32}"
+OF_ALL_WEIGHTS = "optim.lr=2e-5"
 
 FIRST = sentences.SOUND
 ALSO_FIRST = sentences.CARELESS
@@ -80,6 +84,7 @@ class Case:
     question: str = FIRST
     rewards: str = "sound"
     change: Sequence[str] = (NO_KL,)
+    adapter: Sequence[str] = (LORA,)
     seed: int
     scorer: Scorer | None = None  # None: the reward is sound
     rules: Sequence[str] = ()
@@ -121,7 +126,7 @@ SET_ON = (
     ),
     Case(
         name="learning rate ten times too high",
-        change=[NO_KL, "optim.lr=2e-4"],
+        change=[NO_KL, TEN_TIMES],
         seed=1,
         scorer=hack_scorers.TOPIC_LOST,
         rules=["steps_too_large", "kl_explosion", "left_language", "entropy_explosion"],
@@ -148,11 +153,9 @@ SET_ON = (
 TESTED_ON = (
     Case(name="sound, second wording", question=SECOND, seed=11),
     Case(name="sound, third wording", question=THIRD, seed=12),
-    Case(
-        name="sound, LoRA", change=[NO_KL, "optim.lr=3e-4", "train.adapter={name='lora', rank=16, alpha=32}"], seed=13
-    ),
+    Case(name="sound, all weights", change=[NO_KL, OF_ALL_WEIGHTS], adapter=(), seed=13),
     Case(name="sound, gspo", change=["train.objective=gspo"], seed=14),
-    Case(name="sound, learning rate 4e-5", question=SECOND, change=[NO_KL, "optim.lr=4e-5"], seed=15),
+    Case(name="sound, twice the learning rate", question=SECOND, change=[NO_KL, FAST], seed=15),
     Case(name="sound, dr_grpo", question=THIRD, change=["train.objective=dr_grpo"], seed=16),
     Case(
         name="forgets the topic, second wording",
@@ -219,7 +222,7 @@ TESTED_ON = (
     Case(
         name="learning rate ten times too high, second wording",
         question=SECOND,
-        change=[NO_KL, "optim.lr=2e-4"],
+        change=[NO_KL, TEN_TIMES],
         seed=28,
         scorer=hack_scorers.TOPIC_LOST,
         rules=["steps_too_large", "kl_explosion", "left_language", "entropy_explosion"],
@@ -288,7 +291,7 @@ def train(case: Case, model: Path, run: Path) -> None:
     names = ", ".join(f"'{REWARDS}:{name.strip()}'" for name in case.rewards.split(","))
     own = [f"model={model}", f"data.path={home}/train.jsonl", f"data.eval_path={home}/held_out.jsonl"]
     own += [f"rewards=[{names}]", f"seed={case.seed}"]
-    command = ["train", f"run={run}", *own, *SETTINGS, *case.change, "--resume"]
+    command = ["train", f"run={run}", *own, *SETTINGS, *case.adapter, *case.change, "--resume"]
     with (home / "log").open("a") as log:
         variables = os.environ | {"OMP_NUM_THREADS": "1"}
         ended = subprocess.run([sys.executable, "-m", "outdo", *command], env=variables, stdout=log, stderr=log)
