@@ -8,6 +8,7 @@ from engine_cases import apart, gradient, other_model, ragged
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outdo.models import onednn
 from outdo.models.choose_forward import choose_forward
 from outdo.models.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
@@ -94,6 +95,19 @@ def test_a_forward_pass_that_computes_something_else_has_a_fault():
     other = model_of("llama", torch.float32)
     other.model.norm.weight.data.mul_(1.001)
     assert "differ by" in probe.fault(Forward(other))
+
+
+@pytest.mark.skipif(not onednn.available(), reason="torch has no oneDNN for this processor")
+@pytest.mark.parametrize("attention", ["auto", "padded"])
+def test_a_library_that_computes_something_else_leaves_the_model_its_own_operators(monkeypatch, attention):
+    """A wrong product shows in float32 alone: in float64 oneDNN computes nothing."""
+    right = onednn._by_onednn
+    monkeypatch.setattr("outdo.models.onednn._by_onednn", lambda x, weight, bias: right(x, weight, bias) * 1.001)
+    forward = choose_forward(model_of("llama", torch.float32), attention)
+    assert type(forward) is Forward
+    assert "with outdo's operators its log-probabilities differ by" in forward.reason
+    with pytest.raises(ModelError, match=r"gradient_checkpointing = true: outdo's operators do not compute this model"):
+        choose_forward(model_of("llama", torch.float32), attention, gradient_checkpointing=True)
 
 
 def test_what_needs_the_fast_ways_is_refused_without_them_and_the_rest_is_plain(monkeypatch):

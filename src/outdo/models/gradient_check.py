@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models.forward import Forward
-from outdo.models.probe import small_batch
+from outdo.models.probe import influence, small_batch
 from outdo.models.rounding import last_bits_changed
 from outdo.utils.errors import ModelError
 
@@ -81,19 +81,14 @@ def check_rows_apart(model: PreTrainedModel, padded: Forward) -> None:
     exactly 0, however the numbers round.
     """
     batch = small_batch(model.config.get_text_config().vocab_size).to(padded.device)
-    row, column, leaves = 1, int(batch.prompt_lengths[1]), list[Tensor]()
-
-    def keep(embeddings: Tensor) -> Tensor:
-        leaves.append(embeddings.detach().requires_grad_())
-        return leaves[0].clone()  # which a model may change in place, as it may not change a leaf
+    row, column = 1, int(batch.prompt_lengths[1])
 
     def output() -> Tensor:
         hidden, source = padded.hidden(batch)
-        return hidden[source[row, column + 1]].float()
+        return hidden[source[row, column + 1]]
 
-    with _noise_in(model), torch.enable_grad():
-        values = _with_embeddings(model, output, keep)
-        (derivative,) = torch.autograd.grad((values * torch.linspace(1, 2, len(values)).to(values)).sum(), leaves)
+    with _noise_in(model):
+        derivative = influence(model, output)
     derivative[row, : column + 1] = 0  # the tokens that it may read
     if derivative.any():
         raise ModelError(

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outdo.models.base_weights import is_quantised
 from outdo.models.forward import Forward
 from outdo.models.limits import MISMATCH
 from outdo.models.rounding import distance, in_float64, probe_tokens, rounding
+from outdo.models.sharding import sharding_of
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
@@ -44,6 +45,14 @@ class Probe:
         compute = partial(next_logprobs, other, self.batch)
         if self.wide is not None and (values := in_float64(compute)) is not None:
             return difference(lambda: values, self.wide, max(self.rounding, TINY))
+        return self.fault_in_float32(other)
+
+    def fault_in_float32(self, other: Forward) -> str:
+        """Return how another way, as it runs in float32, differs from the plain one; empty if it does not.
+
+        oneDNN takes no part in float64: only this comparison sees a wrong product of it.
+        """
+        compute = partial(next_logprobs, other.in_float32(), self.batch)
         return difference(compute, self.narrow, self.plain.tolerance(TOLERANCE))
 
 
@@ -69,6 +78,25 @@ def next_logprobs(forward: Forward, batch: Batch) -> Tensor:
         return (forward.head(hidden[source[:, :-1][batch.loss_mask]]).float().log_softmax(-1),)
 
     return forward.with_weights(compute)[0]
+
+
+def influence(model: PreTrainedModel, compute: Callable[[], Tensor]) -> Tensor:
+    """Return the derivative of some numbers with respect to the embeddings of all tokens, [..., H].
+
+    `compute` runs the model once. Where a token is not read, the derivative is exactly 0, however the numbers round.
+    """
+    embeddings: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[0].clone()  # which a model may change in place, as it may not change a leaf
+
+    with model.get_input_embeddings().register_forward_hook(keep), torch.enable_grad():
+        (values,) = sharding_of(model)(lambda: (compute(),))
+        # The derivative of a plain sum is 0 behind a norm.
+        uneven = torch.linspace(1, 2, values.shape[-1], device=values.device)
+        (derivative,) = torch.autograd.grad((values.float() * uneven).sum(), embeddings)
+    return derivative
 
 
 def small_batch(vocabulary: int) -> Batch:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from outdo.models.choose_forward import AttentionSetting
@@ -20,7 +20,7 @@ from outdo.models.fast.routing import find_routers
 from outdo.models.forward import Forward
 from outdo.models.layers import is_mixture, layers_of
 from outdo.models.onednn import Gradients
-from outdo.models.probe import NARROW_TOLERANCE, TOLERANCE, Probe, difference, next_logprobs
+from outdo.models.probe import NARROW_TOLERANCE, TOLERANCE, Probe, difference, influence, next_logprobs
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
 
@@ -33,8 +33,11 @@ def choose_fast(
     compile: bool,
     gradient_checkpointing: bool,
     gradients: Gradients,
-) -> FastForward:
-    """Return the fastest forward pass with the settings of `plain`; for the rest see `choose_forward`."""
+) -> Forward:
+    """Return the fastest forward pass with the settings of `plain`; for the rest see `choose_forward`.
+
+    It is `plain` itself if no other computes the same in float32.
+    """
     model, batch = plain.model, probe.batch
     _check_layers(model, compile=compile, gradient_checkpointing=gradient_checkpointing)
     reason = "as requested"
@@ -51,6 +54,12 @@ def choose_fast(
     if forward.layout == "shared":
         _choose_fused_modules(forward, probe)
         _choose_kernel(forward, attention, batch)
+    if fault := probe.fault_in_float32(forward):
+        if named := [name for name, value in settings.items() if value]:
+            raise ModelError(f"{named[0]} = true: outdo's operators do not compute this model here ({fault})")
+        plain.reason = f"with outdo's operators {fault}"
+        plain.unreachable_routers = plain.reason if is_mixture(model) else ""
+        return plain
     if is_mixture(model):
         routers = find_routers(model, partial(next_logprobs, forward.in_float32(), batch))
         forward.routers, forward.unreachable_routers = (None, routers) if isinstance(routers, str) else (routers, "")
@@ -146,18 +155,7 @@ def _other_connection(shared: FastForward, batch: Batch) -> str:
     """
     packed = pack(batch)
     first, second = torch.arange(packed.sizes[0]).split(packed.prompts.real.sum(1).tolist())  # the prompts' tokens
-    embeddings: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        embeddings.append(output.detach().requires_grad_())
-        return embeddings[0].clone()  # which a model may change in place, as it may not change a leaf
-
-    hook = shared.model.get_input_embeddings().register_forward_hook(keep)
-    with hook, torch.enable_grad():
-        (hidden,) = shared.with_weights(lambda: (shared.flat(packed.token_ids, packed.positions, packed)[second],))
-        # The derivative of a plain sum is 0 behind a norm.
-        uneven = torch.linspace(1, 2, hidden.shape[1], device=hidden.device)
-        (derivative,) = torch.autograd.grad((hidden * uneven).sum(), embeddings)
+    derivative = influence(shared.model, lambda: shared.flat(packed.token_ids, packed.positions, packed)[second])
     # Without a connection the derivative is exactly 0. Values may differ in their last bits: experts get other tokens.
     if derivative[0, first].any():
         return "something that is neither attention nor a known layer with a state connects one token with the next"
