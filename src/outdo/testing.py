@@ -37,6 +37,13 @@ ARCHITECTURES: dict[str, dict[str, object]] = {  # model type: its special setti
     "gpt2": {},  # learned positions, dropout 0.1
     "gpt_neox": {},  # rotates a quarter of each head; attention and MLP in parallel
     "lfm2": {"full_attn_idxs": [1]},  # short convolutions, and attention in the second layer
+    "qwen3_5_text": {  # gated delta nets, and attention in every second layer
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 16,
+    },
     "mamba": {"state_size": 4},  # no attention, no limit of length
 }
 FOREIGN: dict[str, set[str]] = {  # model type: the sizes that its config does not have

@@ -18,8 +18,28 @@ from outdo.testing import tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 
-SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "lfm2")
+SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "lfm2", "qwen3_5_text")
 VOCABULARY = 264
+
+CONVOLUTIONS = ["conv", "full_attention"]
+DELTA_NETS: dict[str, object] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+STATEFUL: dict[str, dict[str, object]] = {  # families of models with a state, for `other_model`
+    "lfm2": {"layer_types": CONVOLUTIONS, "conv_bias": True},
+    "lfm2_moe": EXPERTS | {"num_dense_layers": 0, "layer_types": CONVOLUTIONS},
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3}
+    | {"sliding_window": 8, "bos_token_id": None},
+    "qwen3_5_text": DELTA_NETS | {"head_dim": 8},
+    "qwen3_5_moe_text": DELTA_NETS | EXPERTS | {"head_dim": 8, "shared_expert_intermediate_size": 32},
+    "qwen3_next": DELTA_NETS | {"head_dim": 8, "num_experts": 0},
+    "olmo_hybrid": DELTA_NETS | {"linear_num_value_heads": 2, "linear_allow_neg_eigval": True},
+}
 
 
 def fresh(arch: str = "qwen3", **how: object) -> Policy:

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from outdo.testing import tiny_model
 
 INTO_THE_SUM = ("o_proj", "down_proj", "c_proj", "dense.weight", "dense_4h_to_h", "out_proj")
+CENTRED = ("Gemma", "Qwen3_5")  # whose norms store the distance of their weight from 1
 QUERIES = ("q_proj.weight", "q_norm.weight", "c_attn.weight", "query_key_value.weight")
 
 
@@ -24,13 +25,13 @@ def enlarged(
     for name, weight in model.named_parameters():
         if name.endswith(QUERIES):
             queries = weight[:, : weight.shape[1] // 3] if "c_attn" in name else weight
-            _multiply(queries, sharper, centred="Gemma" in type(model).__name__ and "norm" in name)
+            _multiply(queries, sharper, centred=type(model).__name__.startswith(CENTRED) and "norm" in name)
         if weight.dim() == 2 and any(each in name for each in INTO_THE_SUM):
             weight.mul_(hidden)
     ids = torch.arange(40)[None] * 5 % model.config.get_text_config().vocab_size
     logprobs = model(ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.log_softmax(-1)
     norms = [each for each in model.modules() if "Norm" in type(each).__name__ and hasattr(each, "weight")]
-    _multiply(norms[-1].weight, span / -float(logprobs.min()), centred="Gemma" in type(norms[-1]).__name__)
+    _multiply(norms[-1].weight, span / -float(logprobs.min()), centred=type(model).__name__.startswith(CENTRED))
     return model
 
 

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from engine_cases import apart, gradient, other_model, ragged, scorer, shared, tokens
+from engine_cases import DELTA_NETS, STATEFUL, apart, gradient, other_model, ragged, scorer, shared, tokens
 from torch import Tensor, nn
 
 from outdo.models.fast.forward import FastForward, stateful_layers
+from outdo.models.fast.gated_delta_net import _sigmoid, _softplus
+from outdo.models.fast.layout import StatefulLayer
 from outdo.models.fast.packed import Packed, pack
 from outdo.models.fast.short_convolution import ShortConvolution
 from outdo.models.forward import Forward
@@ -34,39 +36,12 @@ def convolution(*, bias: bool = True) -> ShortConvolution:
     return ShortConvolution(Module(bias=bias))
 
 
-def inputs(rows: int, length: int) -> Tensor:
-    return torch.randn(rows, length, CHANNELS, generator=torch.Generator().manual_seed(length))
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_short_convolution_is_the_one_of_torch(bias):
-    layer, read = convolution(bias=bias), inputs(3, 9)
+    layer, read = convolution(bias=bias), numbers(3, 9, CHANNELS)
     found, _ = layer.scan(read, None, layer.begin(read))
     expected = layer.module.conv(read.transpose(1, 2))[..., :9].transpose(1, 2)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("cuts", [(1,) * 9, (4, 5), (1, 2, 6), (8, 1)])
-def test_tokens_have_the_same_bits_however_many_are_read_at_once(cuts: Sequence[int]):
-    layer, read = convolution(), inputs(3, 9)
-    expected, end = layer.scan(read, None, layer.begin(read))
-    state, outputs = layer.begin(read), []
-    for part in read.split(list(cuts), 1):
-        output, state = layer.scan(part, None, state)
-        outputs.append(output)
-    assert torch.equal(torch.cat(outputs, 1), expected)
-    assert torch.equal(state[0], end[0])
-
-
-def test_padding_changes_neither_the_tokens_before_it_nor_the_state():
-    layer, read, lengths = convolution(), inputs(5, 9), [0, 1, 2, 5, 9]
-    before = layer.begin(read)
-    (start,) = layer.scan(inputs(5, 7), None, before)[1]
-    output, (end,) = layer.scan(read, torch.tensor(lengths), (start,))
-    for row, length in enumerate(lengths):
-        alone, (end_alone,) = layer.scan(read[row : row + 1, :length], None, (start[row : row + 1],))
-        assert torch.equal(output[row, :length], alone[0])
-        assert torch.equal(end[row], end_alone[0])
 
 
 @pytest.mark.parametrize(
@@ -81,18 +56,84 @@ def test_other_convolutions_are_left_to_the_model(changes: dict[str, int]):
     assert not ShortConvolution.computes(module)
 
 
-FAMILIES = {
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_experts": 8, "num_experts_per_tok": 2}
-    | {"moe_intermediate_size": 32, "num_dense_layers": 0},
-    "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3}
-    | {"sliding_window": 8, "bos_token_id": None},
-}
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(shape[1]))
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_models_with_short_convolutions_take_the_fast_ways(arch):
-    policy = Policy(other_model(arch, **FAMILIES[arch]), byte_bpe_tokenizer([], 264))
+# ------------------------------------------------------------------------------------------- reading as sampling does
+
+ONE_OF_EACH_KIND = {"lfm2": 32, "qwen3_5_text": 104, "olmo_hybrid": 68}
+"""A family with each kind of layer, and the numbers that it reads of a token."""
+
+each_kind = pytest.mark.parametrize("arch", ONE_OF_EACH_KIND)
+
+
+def case(arch: str, rows: int, length: int) -> tuple[StatefulLayer, Tensor]:
+    """A layer, and what it reads of some tokens."""
+    (layer,) = stateful_layers(other_model(arch, **STATEFUL[arch]))
+    return layer, numbers(rows, length, ONE_OF_EACH_KIND[arch])
+
+
+@each_kind
+@pytest.mark.parametrize("cuts", [(1,) * 9, (4, 5), (1, 2, 6), (8, 1)])
+def test_tokens_have_the_same_bits_however_many_are_read_at_once(arch: str, cuts: Sequence[int]):
+    layer, read = case(arch, 3, 9)
+    expected, end = layer.scan_steps(read, None, layer.begin(read))
+    state, outputs = layer.begin(read), []
+    for part in read.split(list(cuts), 1):
+        output, state = layer.scan_steps(part, None, state)
+        outputs.append(output)
+    assert torch.equal(torch.cat(outputs, 1), expected)
+    assert all(map(torch.equal, state, end))
+
+
+@each_kind
+def test_padding_changes_neither_the_tokens_before_it_nor_the_state(arch: str):
+    """Nor do the other rows: the numbers of a row alone have other places in their tensors."""
+    (layer, read), lengths = case(arch, 5, 9), [0, 1, 2, 5, 9]
+    start = layer.scan_steps(case(arch, 5, 7)[1], None, layer.begin(read))[1]
+    output, end = layer.scan_steps(read, torch.tensor(lengths), start)
+    for row, length in enumerate(lengths):
+        of_row = tuple(tensor[row : row + 1] for tensor in start)
+        alone, end_alone = layer.scan_steps(read[row : row + 1, :length], None, of_row) if length else ([], of_row)
+        assert all(map(torch.equal, output[row, :length], alone[0] if length else []))
+        assert all(torch.equal(tensor[row], of_alone[0]) for tensor, of_alone in zip(end, end_alone, strict=True))
+
+
+@each_kind
+@pytest.mark.parametrize("length", [1, 9, 150], ids=["a token", "less than a chunk", "chunks"])
+def test_a_sequence_read_at_once_is_one_read_token_by_token(arch: str, length: int):
+    """In float64, forward and backward, from a state; a row is padded."""
+    layer, read = case(arch, 2, length)
+    layer.module.double()
+    lengths = torch.tensor([length, length // 2])
+    before = layer.scan(case(arch, 2, 5)[1].double(), None, layer.begin(read.double()))[1]
+    found = []
+    for scan in (layer.scan, layer.scan_steps):
+        leaves = [tensor.detach().double().requires_grad_() for tensor in (read, *before)]
+        output, end = scan(leaves[0], lengths, tuple(leaves[1:]))
+        real = [row[:count].flatten() for row, count in zip(output, lengths.tolist(), strict=True)]
+        values = torch.cat([*real, *(tensor.flatten() for tensor in end)])
+        read_by = [*leaves, *(weight for weight in layer.module.parameters() if weight.dim() != 2)]
+        gradients = torch.autograd.grad(values @ numbers(1, len(values))[0].double(), read_by, allow_unused=True)
+        found.append([values, *(gradient for gradient in gradients if gradient is not None)])
+    for at_once, by_steps in zip(*found, strict=True):
+        torch.testing.assert_close(at_once, by_steps, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("x", [-1e4, -100.0, -20.0, -1.0, 0.5, 20.0, 1e4])
+def test_the_functions_of_a_token_are_those_of_torch(x: float):
+    for function, expected in ((_sigmoid, torch.sigmoid), (_softplus, torch.nn.functional.softplus)):
+        leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+        values = function(leaf), expected(leaf)
+        slopes = [torch.autograd.grad(value, leaf)[0].item() for value in values]
+        assert values[0].item() == pytest.approx(values[1].item(), abs=1e-8)
+        assert slopes[0] == pytest.approx(slopes[1], abs=1e-8)
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+def test_models_whose_layers_have_a_state_take_the_fast_ways(arch):
+    policy = Policy(other_model(arch, **STATEFUL[arch]), byte_bpe_tokenizer([], 264))
     assert (policy.forward.layout, policy.forward.reason) == ("shared", "")
     assert BuiltinEngine(policy).choice.mode.name == "continuous batching"
 
@@ -116,11 +157,18 @@ def two_groups() -> Batch:
 
 
 @pytest.mark.parametrize(
-    "types", [["conv", "full_attention", "conv"], ["conv", "conv"]], ids=["with attention", "alone"]
+    ("arch", "types"),
+    [
+        ("lfm2", ["conv", "full_attention", "conv"]),
+        ("lfm2", ["conv", "conv"]),
+        ("qwen3_5_text", ["linear_attention", "full_attention", "linear_attention"]),
+        ("qwen3_5_text", ["linear_attention", "linear_attention"]),
+    ],
 )
-def test_no_sequence_reads_another_one_and_every_answer_reads_its_prompt(types: list[str]):
+def test_no_sequence_reads_another_one_and_every_answer_reads_its_prompt(arch: str, types: list[str]):
     """The derivative of a token's hidden state by the embedding of a token that it does not read is exactly 0."""
-    model = other_model("lfm2", num_hidden_layers=len(types), layer_types=types, conv_L_cache=4)
+    changes = {"conv_L_cache": 4} if arch == "lfm2" else DELTA_NETS
+    model = other_model(arch, **changes | {"num_hidden_layers": len(types), "layer_types": types})
     forward = FastForward(Forward(model, plain_head=True), "shared")
     packed = pack(two_groups())
     sequence = _sequences(packed.rows, packed.positions, two_groups())
@@ -172,12 +220,13 @@ def test_kernels_of_any_width_have_equal_log_probabilities_and_gradients(kernel)
     assert apart(found[1][1], found[0][1]) < 1e-10
 
 
-def test_recomputed_layers_have_the_same_gradient():
+@pytest.mark.parametrize("arch", ["lfm2", "qwen3_5_text"])
+def test_recomputed_layers_have_the_same_gradient(arch: str):
     """The backward pass computes them again outside of the forward pass."""
     batch, found = ragged(), []
     for checkpointing in (False, True):
         policy = Policy(
-            other_model("lfm2", layer_types=["conv", "full_attention"]),
+            other_model(arch, **STATEFUL[arch]),
             byte_bpe_tokenizer([], 264),
             gradient_checkpointing=checkpointing,
         )
@@ -186,8 +235,9 @@ def test_recomputed_layers_have_the_same_gradient():
     assert torch.equal(*found)
 
 
-def test_the_model_has_its_own_layers_outside_of_a_call():
-    model = shared("lfm2").model
-    shared("lfm2").logprobs(ragged())
-    assert [type(layer.module).__name__ for layer in stateful_layers(model)] == ["Lfm2ShortConv"]
+@pytest.mark.parametrize(("arch", "kind"), [("lfm2", "Lfm2ShortConv"), ("qwen3_5_text", "Qwen3_5GatedDeltaNet")])
+def test_the_model_has_its_own_layers_outside_of_a_call(arch: str, kind: str):
+    model = shared(arch).model
+    shared(arch).logprobs(ragged())
+    assert [type(layer.module).__name__ for layer in stateful_layers(model)] == [kind]
     assert all("forward" not in vars(layer.module) for layer in stateful_layers(model))

@@ -26,7 +26,7 @@ from outdo.testing import ARCHITECTURES, tiny_model
 from outdo.types import Batch, Completion, Group, Request
 
 SAMPLING = SamplingParams(max_tokens=400)
-CORE = ("qwen3", "gemma2", "lfm2")
+CORE = ("qwen3", "gemma2", "lfm2", "qwen3_5_text")
 OTHERS = [pytest.param(arch, marks=pytest.mark.release) for arch in ARCHITECTURES if arch not in (*CORE, "mamba")]
 
 

@@ -10,7 +10,7 @@ from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion
 
 CONTINUOUS, PLAIN = MODES[1], MODES[2]
-CORE = ("qwen3", "gemma2", "lfm2")
+CORE = ("qwen3", "gemma2", "lfm2", "qwen3_5_text")
 OTHERS = [pytest.param(arch, marks=pytest.mark.release) for arch in SHARED if arch not in CORE]
 
 

@@ -21,6 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from outdo.models import onednn
 from outdo.models.fast.fused_modules import Kind, fused_modules, readers
+from outdo.models.fast.gated_delta_net import GatedDeltaNet
 from outdo.models.fast.layout import Layout, Rule, StatefulLayer
 from outdo.models.fast.packed import Packed, pack
 from outdo.models.fast.routing import Routers
@@ -33,7 +34,7 @@ from outdo.types.rows import UNKNOWN_EXPERT
 
 NAME = "outdo"
 
-STATEFUL: tuple[type[StatefulLayer], ...] = (ShortConvolution,)
+STATEFUL: tuple[type[StatefulLayer], ...] = (ShortConvolution, GatedDeltaNet)
 """The kinds of layers with a state that the shared layout computes."""
 
 

@@ -1,8 +1,8 @@
 """What a flat row of several sequences asks of the layers of a model, and they of it.
 
-Two kinds of layers read earlier tokens: attention, by keys and values, and layers with a state of constant size. A
-short convolution is one (`short_convolution.py`). A recurrence (gated delta net, Mamba 2) would be another subclass of
-`StatefulLayer`, in a file of its own, and a row of `STATEFUL` in `forward.py`; no layout and no cache would change.
+Two kinds of layers read earlier tokens: attention, by keys and values, and layers with a state of constant size. Each
+kind of these is a subclass of `StatefulLayer`, in a file of its own (`short_convolution.py`, `gated_delta_net.py`), and
+a row of `STATEFUL` in `forward.py`. No layout and no cache knows them.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -34,8 +34,9 @@ class StatefulLayer:
     - The answers to a prompt begin with the state after the prompt, of which each takes a copy. So the gradient of an
       answer reaches the tokens of its prompt, and no other sequence.
 
-    On a CPU in float32, the bits of a token may depend neither on the other sequences of a call of `scan`, nor on how
-    many tokens of its own are read in the same call: the next turn of an episode is read at once.
+    Sampling reads a prompt by `scan`, alone, and what comes after it by `scan_steps`: on a CPU in float32, the bits of
+    a token there depend neither on the other sequences of a call, nor on how many tokens are read in the same call.
+    So the next turn of an episode, which is read at once, has the bits of tokens that were sampled one by one.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -66,6 +67,10 @@ class StatefulLayer:
             What the layer computes of each token, [R, L, D], anything on padding; the state after the last real token.
         """
         raise NotImplementedError
+
+    def scan_steps(self, inputs: Tensor, lengths: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """Do as `scan` does, with the bits of decoding steps, which read one token of each sequence in a call."""
+        return self.scan(inputs, lengths, state)
 
 
 class Layout(Protocol):

@@ -18,13 +18,7 @@ class ShortConvolution(StatefulLayer):
     @classmethod
     def computes(cls, module: nn.Module) -> bool:
         parts = dict(module.named_children())
-        conv = parts.get("conv")
-        return (
-            set(parts) == {"conv", "in_proj", "out_proj"}
-            and type(conv) is nn.Conv1d
-            and conv.groups == conv.in_channels == conv.out_channels
-            and (conv.stride, conv.dilation) == ((1,), (1,))
-        )
+        return set(parts) == {"conv", "in_proj", "out_proj"} and mixes_no_channels(parts["conv"])
 
     @torch.compiler.disable  # each batch has other sequences
     def forward(self, hidden_states: Tensor, *, layout: Layout, **options: Any) -> Tensor:
@@ -32,19 +26,41 @@ class ShortConvolution(StatefulLayer):
         return self.module.out_proj(c * layout.scan(b * x, self))
 
     def begin(self, inputs: Tensor) -> State:
-        rows, _, channels = inputs.shape
-        return (inputs.new_zeros(rows, self.module.conv.kernel_size[0] - 1, channels),)
+        return (inputs_before_the_first(self.module.conv, inputs),)
 
     def scan(self, inputs: Tensor, lengths: Tensor | None, state: State) -> tuple[Tensor, State]:
-        (before,) = state
-        length, taps = inputs.shape[1], self.module.conv.weight.squeeze(1).unbind(1)  # K of [C], that of t last
-        read = torch.cat([before, inputs], 1)  # [R, K - 1 + L, C]
-        output = read[:, :length] * taps[0]
-        for offset, tap in enumerate(taps[1:], start=1):
-            output = output + read[:, offset : offset + length] * tap
-        if self.module.conv.bias is not None:
-            output = output + self.module.conv.bias
-        return output.to(inputs.dtype), (_inputs_before(read, lengths, before.shape[1]),)
+        output, after = convolve(self.module.conv, inputs, lengths, *state)
+        return output, (after,)
+
+
+def mixes_no_channels(conv: nn.Module) -> bool:
+    """Return whether a convolution is one that `convolve` computes: of each channel alone, at neighbouring tokens."""
+    return (
+        type(conv) is nn.Conv1d
+        and conv.groups == conv.in_channels == conv.out_channels
+        and (conv.stride, conv.dilation) == ((1,), (1,))
+    )
+
+
+def inputs_before_the_first(conv: nn.Conv1d, inputs: Tensor) -> Tensor:
+    """Return the inputs that `convolve` reads before the first token of R sequences, [R, L, C] -> [R, K - 1, C]: 0."""
+    return inputs.new_zeros(len(inputs), conv.kernel_size[0] - 1, inputs.shape[2])
+
+
+def convolve(conv: nn.Conv1d, inputs: Tensor, lengths: Tensor | None, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the convolution of the next tokens of R sequences, [R, L, C] -> [R, L, C].
+
+    `lengths` [R] of them are real, None: all; `before` [R, K - 1, C] are the inputs before them. Also returns those
+    before the token after them.
+    """
+    length, taps = inputs.shape[1], conv.weight.squeeze(1).unbind(1)  # K of [C], that of t last
+    read = torch.cat([before, inputs], 1)  # [R, K - 1 + L, C]
+    output = read[:, :length] * taps[0]
+    for offset, tap in enumerate(taps[1:], start=1):
+        output = output + read[:, offset : offset + length] * tap
+    if conv.bias is not None:
+        output = output + conv.bias
+    return output.to(inputs.dtype), _inputs_before(read, lengths, before.shape[1])
 
 
 def _inputs_before(read: Tensor, lengths: Tensor | None, count: int) -> Tensor:

@@ -230,7 +230,7 @@ class StateCache(LayerCache):
     def scan(self, inputs: Tensor, layer: StatefulLayer, tokens: NewTokens) -> Tensor:
         """Let a layer read new tokens, [N, C] -> [N, D], and keep the state after them."""
         before = tuple(rows[tokens.rows] for rows in self.state)
-        outputs, after = layer.scan(tokens.pad(inputs), tokens.lengths, before)
+        outputs, after = layer.scan_steps(tokens.pad(inputs), tokens.lengths, before)
         for rows, tensor in zip(self.state, after, strict=True):
             rows[tokens.rows] = tensor
         return tokens.unpad(outputs)
