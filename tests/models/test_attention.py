@@ -148,7 +148,6 @@ OF_UNKNOWN_LAYERS = "lfm2"  # if outdo did not know its convolutions, as it does
     ("arch", "changes"),
     [
         ("bloom", {"n_head": 4, "n_layer": 2}),  # distances count: ALiBi
-        ("gpt_oss", {"head_dim": 8, "num_experts_per_tok": 1, "num_local_experts": 2}),  # attention sinks
         (OF_UNKNOWN_LAYERS, {"initializer_range": 0.2}),  # looks at neighbours besides by attention
         (OF_UNKNOWN_LAYERS, {"initializer_range": 0.015}),  # as yet, hardly
     ],

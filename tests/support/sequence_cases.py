@@ -87,10 +87,11 @@ def updates_of_all_objectives(replicas: Replicas) -> None:
 
 
 def updates_of_other_architectures(replicas: Replicas) -> None:
-    """Sliding windows, capped scores, learned positions, one head of keys and values, experts."""
+    """Sliding windows, capped scores, learned positions, one head of keys and values, sinks, experts."""
     for arch in ("mistral", "gemma2", "gpt2"):
         assert_same_update(replicas, arch, ALL_TERMS, 1e-6)
     assert_same_update(replicas, "qwen3", ALL_TERMS, 1e-6, num_key_value_heads=1)
+    assert_same_update(replicas, "granite_swa", ALL_TERMS, 1e-6, num_key_value_heads=2)
     # Each replica multiplies fewer rows by an expert, which rounds in another way.
     assert_same_update(replicas, "qwen3_moe", ALL_TERMS, 1e-5, num_experts=4, num_experts_per_tok=2)
 

@@ -113,3 +113,11 @@ def test_a_kernel_that_does_not_work_is_an_error_if_it_is_named_and_a_note_if_it
     forward = choose_forward(model)
     assert (forward.layout, forward.kernel) == ("shared", "sdpa")
     assert forward.reason.startswith("without flash_attention_2: its log-probabilities differ by ")
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "flex_attention"])
+def test_a_kernel_that_has_no_attention_sinks_is_not_taken(kernel: str):
+    """FlexAttention has them on an accelerator alone."""
+    model = other_model("granite_swa", bos_token_id=None)
+    with pytest.raises(ModelError, match=f'"{kernel}": does not work here .*[aA]ttention sinks'):
+        choose_forward(model, kernel)

@@ -15,6 +15,12 @@ from outdo.rollouts.fast.layer_caches import KeysValues
 
 HEADS, KV_HEADS, D, BLOCK = 4, 2, 8, 4
 CPU = torch.device("cpu")
+RULES = {
+    "all tokens": Rule(0.3),
+    "a window": Rule(0.3, window=3),
+    "a soft cap": Rule(0.3, softcap=2.0),
+    "sinks": Rule(0.3, window=3, sinks=torch.linspace(-2, 4, HEADS)),
+}
 
 
 def sequence(length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,10 +42,10 @@ def step(cache: KVCache, sequences: list[tuple[Tensor, Tensor, Tensor]], rule: R
 def whole(sequence: tuple[Tensor, Tensor, Tensor], rule: Rule) -> Tensor:
     """Attention over the whole sequence, [length, heads, d]."""
     at = torch.arange(sequence[0].shape[2])[None]
-    return attention(*sequence, within(at, at, at >= 0, rule.window), rule)[0].transpose(0, 1)
+    return attention(*sequence, within(at, at, at >= 0, rule), rule)[0].transpose(0, 1)
 
 
-@pytest.mark.parametrize("rule", [Rule(0.3), Rule(0.3, window=3), Rule(0.3, softcap=2.0)], ids=str)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_attention_step_by_step_equals_attention_over_the_whole_sequence(rule):
     sequences, prompts = [sequence(30, seed) for seed in range(4)], (1, 4, 7, 13)
     cache = KVCache(4, block=BLOCK, device=CPU)
@@ -51,7 +57,7 @@ def test_attention_step_by_step_equals_attention_over_the_whole_sequence(rule):
             torch.testing.assert_close(found[row], whole(sequences[row], rule)[length + offset], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [Rule(0.3), Rule(0.3, window=3), Rule(0.3, softcap=2.0)], ids=str)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_tokens_that_are_read_together_have_the_same_bits_as_step_by_step(rule, monkeypatch):
     sequences, prompts, counts = [sequence(210, seed) for seed in range(4)], (1, 62, 64, 130), [70, 0, 3, 2]
 

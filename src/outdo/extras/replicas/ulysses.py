@@ -164,6 +164,8 @@ class HeadsForTokens:
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         query, key, value = map(self._some_heads, (query, key, value))
+        if rule.sinks is not None:
+            rule = rule._replace(sinks=rule.sinks.chunk(count)[self.sequence.rank])
         return self._all_heads(self.layout.attend(query, key, value, rule))
 
     def scan(self, inputs: Tensor, layer: StatefulLayer) -> Tensor:

@@ -200,12 +200,15 @@ def _attend(
     layout: Layout,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention; `transformers` calls this instead of its own. `options` are for other kernels."""
-    if options.get("s_aux") is not None:
-        raise ValueError("it has attention sinks")
-    return layout.attend(query, key, value, Rule(scaling, sliding_window, softcap)), None
+    if s_aux is not None and s_aux.shape != query.shape[1:2]:
+        raise ValueError("its attention sinks are not one number of each head")
+    if key.shape[2] != query.shape[2]:
+        raise ValueError("it attends to other keys than one of each token")
+    return layout.attend(query, key, value, Rule(scaling, sliding_window, softcap, s_aux)), None
 
 
 AttentionInterface.register(NAME, _attend)

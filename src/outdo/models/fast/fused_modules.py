@@ -141,7 +141,9 @@ def _kind_of(module: nn.Module) -> Kind | None:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    return _parts(module) in (PROJECTIONS, PROJECTIONS | {"q_norm", "k_norm"})
+    # The sinks of a module are weights of its own, which a rule that was recorded must not keep.
+    with_sinks = any(True for _ in module.parameters(recurse=False))
+    return not with_sinks and _parts(module) in (PROJECTIONS, PROJECTIONS | {"q_norm", "k_norm"})
 
 
 def _is_mlp(module: nn.Module) -> bool:

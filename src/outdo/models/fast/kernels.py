@@ -80,6 +80,8 @@ class VariableLengths(_KernelLayout):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`; the result of padding is 0."""
+        if rule.sinks is not None:
+            raise ValueError("it has attention sinks, which FlashAttention 2 does not compute")
         autocast = torch.is_autocast_enabled(query.device.type)
         output = _flash_attention_forward(
             query[:, :, : self.tokens].transpose(1, 2),
@@ -117,7 +119,9 @@ class FlexRow(_KernelLayout):
         module = nn.Identity().eval()  # of which only `training` is read
         mask = self._mask(rule.window)
         padding = rows - self.tokens
-        output, _ = flex_attention_forward(module, query, key, value, mask, scaling=rule.scaling, softcap=rule.softcap)
+        output, _ = flex_attention_forward(
+            module, query, key, value, mask, scaling=rule.scaling, softcap=rule.softcap, s_aux=rule.sinks
+        )
         return pad(output, (0, 0, 0, 0, 0, padding))  # [1, N, heads, d]
 
     def _mask(self, window: int | None) -> BlockMask:

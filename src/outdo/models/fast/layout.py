@@ -16,6 +16,7 @@ class Rule(NamedTuple):
     scaling: float  # scores are scaling · Q Kᵀ
     window: int | None = None  # how many tokens, itself included, a token may read (Mistral, Gemma)
     softcap: float | None = None  # scores become softcap · tanh(score / softcap) (Gemma 2)
+    sinks: Tensor | None = None  # [heads] a score of each head for no token, in the sum of the softmax (gpt-oss)
 
 
 State = tuple[Tensor, ...]

@@ -66,18 +66,18 @@ class Packed:
     prompts: Part
     completions: tuple[Part, ...]
     source: Tensor  # [B, T + 1] index into the row of the position that predicts token t; the last is about the next
-    _masks: dict[tuple[int | None, torch.dtype], list[Tensor]] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, bool, torch.dtype], list[Tensor]] = field(default_factory=dict)
 
     @property
     def windows(self) -> frozenset[int | None]:
         """The windows that attention over this row was called with."""
-        return frozenset(window for window, _ in self._masks)
+        return frozenset(window for window, *_ in self._masks)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """See `Layout.attend`; the result of padding stays 0."""
         device = query.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
-        prompt_mask, *masks = self._allowed(rule.window, dtype if rule.softcap is None else torch.bool)
+        prompt_mask, *masks = self._allowed(rule, dtype if rule.softcap is None else torch.bool)
         padding = query.shape[2] - len(self.token_ids)
         sizes = (*self.sizes, padding)
         prompts, *completions, _ = zip(*(x[0].transpose(0, 1).split(sizes) for x in (query, key, value)), strict=True)
@@ -107,23 +107,24 @@ class Packed:
         outputs.append(inputs.new_zeros(padding, outputs[0].shape[1]))
         return torch.cat(outputs)[None]  # [1, N, D]
 
-    def _allowed(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
+    def _allowed(self, rule: Rule, dtype: torch.dtype) -> list[Tensor]:
         """Return which keys a query may read: [P, 1, Lp, Lp] for the prompts, then [R, 1, L, Lp + L] for each part.
 
-        A `dtype` other than bool is that of the numbers that are added to scores. SDPA makes these of booleans in every
-        layer, and each layer would keep its own for the backward pass.
+        With sinks there is one more key: see `within`. A `dtype` other than bool is that of the numbers that are added
+        to scores. SDPA makes these of booleans in every layer, and each layer would keep its own for the backward pass.
         """
-        if (window, dtype) not in self._masks:
-            masks = [within(self.prompts.at, self.prompts.at, self.prompts.real, window)]
+        key = (rule.window, rule.sinks is not None, dtype)
+        if key not in self._masks:
+            masks = [within(self.prompts.at, self.prompts.at, self.prompts.real, rule)]
             for part in self.completions:
                 read = torch.cat([self.prompts.at[part.prompt_of], part.at], 1)  # [R, Lp + L]
                 real = torch.cat([self.prompts.real[part.prompt_of], part.real], 1)
                 # A padded query reads the first key, so that no row of a softmax is empty; its result is not used.
-                masks.append(within(part.at, read, real, window))
+                masks.append(within(part.at, read, real, rule))
             if dtype != torch.bool:
                 masks = [torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf) for mask in masks]
-            self._masks[window, dtype] = masks
-        return self._masks[window, dtype]
+            self._masks[key] = masks
+        return self._masks[key]
 
 
 def pack(batch: Batch) -> Packed:

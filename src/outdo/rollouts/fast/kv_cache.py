@@ -54,8 +54,8 @@ class Prefill:
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
             positions = torch.arange(length, device=query.device)[None]
             allowed = None
-            if rule.window is not None and rule.window < length:
-                allowed = within(positions, positions, positions >= 0, rule.window)
+            if rule.sinks is not None or (rule.window is not None and rule.window < length):
+                allowed = within(positions, positions, positions >= 0, rule)
             output[:, span] = attention(q, k, v, allowed, rule).transpose(1, 2)
             self.states[index].append(KeysValues(k[0], v[0]))
             start += length
@@ -245,8 +245,20 @@ def _block_attention(query: Tensor, keys: list[Tensor], values: list[Tensor], ma
         raw = (query @ key.transpose(1, 2) * (rule.scaling / rule.softcap) for key in keys)
         scores = [part + rule.softcap * torch.tanh(score) for part, score in zip(masks, raw, strict=True)]
     joined = torch.cat(scores, -1) if len(scores) > 1 else scores[0]
-    weights = joined.float().softmax(-1).to(values[0].dtype).split(keys[0].shape[1], -1)
+    softmax = joined.float().softmax(-1)
+    weights = softmax.to(values[0].dtype).split(keys[0].shape[1], -1)
     output = torch.bmm(weights[0], values[0])
     for weight, value in zip(weights[1:], values[1:], strict=True):  # in order: a block of zeros changes no bit
         output = torch.baddbmm(output, weight, value)
-    return output
+    return output if rule.sinks is None else output * _left_by_sinks(rule.sinks, joined, softmax)
+
+
+def _left_by_sinks(sinks: Tensor, scores: Tensor, softmax: Tensor) -> Tensor:
+    """Return what the sinks [heads] leave to the tokens, 1 / (1 + exp(sink - lse)): scores [r, g, L] -> [r, g, 1].
+
+    lse is the logarithm of the sum in the softmax. The greatest weight is exp(greatest score - lse), and has the same
+    bits before any masked block, as a sum of its own would not.
+    """
+    of_heads = sinks.view(-1, scores.shape[1])  # [kv_heads, g]
+    of_rows = of_heads.repeat(len(scores) // len(of_heads), 1)[..., None]  # [r, g, 1]
+    return 1 / (1 + softmax.amax(-1, keepdim=True) * torch.exp(of_rows - scores.amax(-1, keepdim=True)))
