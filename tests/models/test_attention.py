@@ -164,6 +164,16 @@ def test_a_model_with_unsupported_attention_runs_padded(arch, changes, monkeypat
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("arch", ["smollm3", "llama"])
+def test_a_window_that_no_layer_has_is_no_reason_against_the_shared_layout(arch):
+    model, group = other_model(arch, sliding_window=8), ragged_groups()[3]
+    long = Batch.from_groups([dataclasses.replace(group, rollouts=(rollout(tokens(100, 5)),))])
+    forward = choose_forward(model)
+    assert (forward.layout, forward.reason) == ("shared", "")
+    logprobs = Scorer(forward, BatchSizes()).logprobs(long)
+    torch.testing.assert_close(logprobs, logprobs_of_the_model_alone(model, long), rtol=0, atol=2e-5)
+
+
 EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
 
 

@@ -61,7 +61,9 @@ def policy_of(model: PreTrainedModel) -> Policy:
         ("deepseek_v3", MLA, CONTINUOUS),  # its values have another size than its keys
         ("roc_bert", {"is_decoder": True}, CONTINUOUS),  # changes what a linear layer returns in place
         ("gemma3n_text", GEMMA3N, GENERATE),  # so does this one
-        ("llama", {"sliding_window": 8}, WHOLE_CACHE),  # reads what the cache of transformers would drop
+        ("smollm3", {"sliding_window": 8}, CONTINUOUS),  # has no layer with the window that it names
+        ("llama", {"sliding_window": 8}, CONTINUOUS),  # neither has this one; the cache of transformers has
+        ("bloom", {"n_head": 4, "n_layer": 2, "sliding_window": 8}, WHOLE_CACHE),  # nor this, which runs padded
         ("llama4_text", LLAMA4, ONE_LENGTH),  # counts the tokens of the row, with the padding
         ("bart", BART, ONE_LENGTH),  # counts positions from the padding
         ("rwkv", RWKV, NO_CACHE),  # reads the padding, and its state is not kept

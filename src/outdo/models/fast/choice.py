@@ -21,8 +21,12 @@ from outdo.models.forward import Forward
 from outdo.models.layers import is_mixture, layers_of
 from outdo.models.onednn import Gradients
 from outdo.models.probe import NARROW_TOLERANCE, TOLERANCE, Probe, difference, influence, next_logprobs
+from outdo.models.windows import windows_of, windows_set_to
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
+
+SAME_DERIVATIVE = 1e-3
+"""The relative distance of derivatives in float32 that are equal but for rounding; a mask moves them by their size."""
 
 
 def choose_fast(
@@ -61,9 +65,14 @@ def choose_fast(
         plain.unreachable_routers = plain.reason if is_mixture(model) else ""
         return plain
     if is_mixture(model):
-        routers = find_routers(model, partial(next_logprobs, forward.in_float32(), batch))
-        forward.routers, forward.unreachable_routers = (None, routers) if isinstance(routers, str) else (routers, "")
+        _find_routers(forward, batch)
     return forward
+
+
+def _find_routers(forward: FastForward, batch: Batch) -> None:
+    """Set the routers of a mixture model, or why there are none."""
+    routers = find_routers(forward.model, partial(next_logprobs, forward.in_float32(), batch))
+    forward.routers, forward.unreachable_routers = (None, routers) if isinstance(routers, str) else (routers, "")
 
 
 def _choose_fused_modules(forward: FastForward, probe: Probe) -> None:
@@ -161,10 +170,30 @@ def _other_connection(shared: FastForward, batch: Batch) -> str:
         return "something that is neither attention nor a known layer with a state connects one token with the next"
     if any(getattr(module, "attn_temperature_tuning", False) for module in shared.model.modules()):
         return "its attn_temperature_tuning counts tokens of the row, not positions"  # Llama 4
-    config = shared.model.config.get_text_config()
-    unused = [
-        name
-        for name in ("sliding_window", "attention_chunk_size")
-        if getattr(config, name, None) and getattr(config, name) not in packed.windows
-    ]
-    return f"its {unused[0]} is a mask that attention does not get as an argument" if unused else ""
+    windows = windows_of(shared.model)
+    hidden = [name for name in windows if windows[name] not in packed.windows and _is_mask(name, shared, batch)]
+    return f"its {hidden[0]} is a mask that attention does not get as an argument" if hidden else ""
+
+
+def _is_mask(window: str, shared: FastForward, batch: Batch) -> bool:
+    """Return whether the model itself hides tokens beyond a window that its configuration names.
+
+    With a window of one token, the last token of a row then reads less of those before it. Many configurations name a
+    window that no layer has (SmolLM3, Llama).
+    """
+    model = shared.model
+    plain = Forward(model, plain_head=shared.plain_head)
+    rows = torch.arange(len(batch), device=plain.device)
+    last = rows * batch.token_ids.shape[1] + batch.attention_mask.sum(1) - 1
+
+    def reads() -> Tensor:
+        derivative = influence(model, lambda: plain.hidden(batch)[0][last]).flatten(0, 1)  # [B * T, H]
+        return derivative.index_fill(0, last, 0.0)  # each last token reads itself
+
+    usual = reads()
+    with windows_set_to(1, model, [window], in_modules=True):
+        try:
+            changed = reads()
+        except Exception:  # a window of one token is not possible, so that nothing is shown
+            return True
+    return bool((changed - usual).norm() > SAME_DERIVATIVE * usual.norm())

@@ -14,11 +14,12 @@ import torch
 from outdo.models.forward import Forward
 from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import token_scores
+from outdo.models.windows import floors_set_to, windows_set_to
 from outdo.rollouts.engines.base import PolicySnapshot, PolicyView
 from outdo.rollouts.engines.modes import MODES, SamplingChoice, SamplingMode
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.engines.sequences import SequenceState, StopRule
-from outdo.rollouts.engines.static_batching import StaticBatching, floors_set_to, windows_set_to
+from outdo.rollouts.engines.static_batching import StaticBatching
 from outdo.types import Batch, Request
 from outdo.utils.errors import ModelError, OutdoError
 from outdo.utils.extras import FAST_SAMPLING, fast, without
@@ -101,12 +102,12 @@ def _fault(view: PolicySnapshot, mode: SamplingMode) -> str:
 def _fault_beyond_windows(view: PolicySnapshot, mode: SamplingMode) -> str:
     """Return what is wrong with a mode of `model.generate` beyond the windows that a model's configuration names.
 
-    The cache of transformers drops what is outside of them, also for a model that reads it (Llama). In the shared
-    layout each layer has a window of its own, whatever the configuration says. What Llama 4 scales after many tokens is
-    compared as well.
+    The cache of transformers drops what is outside of them, also for a model that reads it (Llama). outdo's own keeps
+    all. What Llama 4 scales after many tokens is compared as well.
     """
-    if mode.continuous or view.forward.layout == "shared":
+    if mode.continuous:
         return ""
+    view = replace(view, forward=view.forward.padded())  # whose masks are those of the configuration
     with windows_set_to(WINDOW, view.model) as windows, floors_set_to(WINDOW, view.model) as floors:
         named = [*windows, *floors]
         fault = _fault(view, mode) if named else ""

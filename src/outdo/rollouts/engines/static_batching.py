@@ -9,7 +9,6 @@ with the prompt alone if its `prepare_inputs_for_generation` drops them afterwar
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from outdo.models.windows import windows_set_to
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.engines.limits import SEQUENCES_AT_A_TIME
 from outdo.rollouts.engines.modes import SamplingMode
@@ -124,42 +124,6 @@ class _StopWhenAllFinished(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         finished = [row.finish_reason is not None for row in self.rows]
         return torch.tensor(finished, device=input_ids.device)
-
-
-@contextmanager
-def windows_set_to(width: int | None, model: PreTrainedModel) -> Iterator[list[str]]:
-    """Give the windows in the configuration of a model another width during a `with` block; return their names.
-
-    transformers reads it when it makes masks and caches.
-    """
-    config = model.config.get_text_config()
-    names = [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
-    with _set_to(width, [(config, name) for name in names]):
-        yield names
-
-
-@contextmanager
-def floors_set_to(tokens: int, model: PreTrainedModel) -> Iterator[list[str]]:
-    """Let the attention of Llama 4 scale its queries anew after so many tokens during a `with` block; return the names.
-
-    It counts the tokens of the row, and padding on the left with them.
-    """
-    modules = [module for module in model.modules() if getattr(module, "attn_temperature_tuning", False)]
-    with _set_to(tokens, [(module, "floor_scale") for module in modules]):
-        yield ["floor_scale"] * bool(modules)
-
-
-@contextmanager
-def _set_to(number: int | None, attributes: Sequence[tuple[Any, str]]) -> Iterator[None]:
-    """Set attributes of objects to a number during a `with` block."""
-    before = [getattr(owner, name) for owner, name in attributes]
-    for owner, name in attributes:
-        setattr(owner, name, number)
-    try:
-        yield
-    finally:
-        for (owner, name), value in zip(attributes, before, strict=True):
-            setattr(owner, name, value)
 
 
 @contextmanager
