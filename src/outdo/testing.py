@@ -44,6 +44,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {  # model type: its special setti
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 16,
     },
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 8},  # Mamba 2
     "mamba": {"state_size": 4},  # no attention, no limit of length
 }
 FOREIGN: dict[str, set[str]] = {  # model type: the sizes that its config does not have

@@ -18,7 +18,7 @@ from outdo.testing import tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 
-SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "lfm2", "qwen3_5_text")
+SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "lfm2", "qwen3_5_text", "bamba")
 VOCABULARY = 264
 
 CONVOLUTIONS = ["conv", "full_attention"]
@@ -30,6 +30,13 @@ DELTA_NETS: dict[str, object] = {
     "linear_value_head_dim": 16,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MAMBA: dict[str, object] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_expand": 2,
+}
 STATEFUL: dict[str, dict[str, object]] = {  # families of models with a state, for `other_model`
     "lfm2": {"layer_types": CONVOLUTIONS, "conv_bias": True},
     "lfm2_moe": EXPERTS | {"num_dense_layers": 0, "layer_types": CONVOLUTIONS},
@@ -39,6 +46,16 @@ STATEFUL: dict[str, dict[str, object]] = {  # families of models with a state, f
     "qwen3_5_moe_text": DELTA_NETS | EXPERTS | {"head_dim": 8, "shared_expert_intermediate_size": 32},
     "qwen3_next": DELTA_NETS | {"head_dim": 8, "num_experts": 0},
     "olmo_hybrid": DELTA_NETS | {"linear_num_value_heads": 2, "linear_allow_neg_eigval": True},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 8, "expand": 2},
+    "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "granitemoehybrid": MAMBA
+    | {"layer_types": ["mamba", "attention"], "num_local_experts": 0, "shared_intermediate_size": 64},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 64, "head_dim": 8},
+    "nemotron_h": {"layers_block_type": ["mamba", "mlp", "attention"], "num_hidden_layers": 3, "head_dim": 8}
+    | {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1, "num_key_value_heads": 4}
+    | {"n_mamba_heads": 4, "mamba_headdim": 16, "mamba_ngroups": 2, "mamba_d_state": 8}
+    | {"attention_head_dim": 16, "attention_hidden_size": 64, "use_mem_rope": True},
 }
 
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from engine_cases import DELTA_NETS, STATEFUL, apart, gradient, other_model, ragged, scorer, shared, tokens
+from engine_cases import STATEFUL, apart, gradient, other_model, ragged, scorer, shared, tokens
 from torch import Tensor, nn
 
 from outdo.models.fast.forward import FastForward, stateful_layers
-from outdo.models.fast.gated_delta_net import _sigmoid, _softplus
 from outdo.models.fast.layout import StatefulLayer
 from outdo.models.fast.packed import Packed, pack
+from outdo.models.fast.recurrence import sigmoid, softplus
 from outdo.models.fast.short_convolution import ShortConvolution
 from outdo.models.forward import Forward
 from outdo.models.policy import Policy
@@ -62,7 +62,7 @@ def numbers(*shape: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------------- reading as sampling does
 
-ONE_OF_EACH_KIND = {"lfm2": 32, "qwen3_5_text": 104, "olmo_hybrid": 68}
+ONE_OF_EACH_KIND = {"lfm2": 32, "qwen3_5_text": 104, "olmo_hybrid": 68, "bamba": 100}
 """A family with each kind of layer, and the numbers that it reads of a token."""
 
 each_kind = pytest.mark.parametrize("arch", ONE_OF_EACH_KIND)
@@ -123,7 +123,7 @@ def test_a_sequence_read_at_once_is_one_read_token_by_token(arch: str, length: i
 
 @pytest.mark.parametrize("x", [-1e4, -100.0, -20.0, -1.0, 0.5, 20.0, 1e4])
 def test_the_functions_of_a_token_are_those_of_torch(x: float):
-    for function, expected in ((_sigmoid, torch.sigmoid), (_softplus, torch.nn.functional.softplus)):
+    for function, expected in ((sigmoid, torch.sigmoid), (softplus, torch.nn.functional.softplus)):
         leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
         values = function(leaf), expected(leaf)
         slopes = [torch.autograd.grad(value, leaf)[0].item() for value in values]
@@ -163,11 +163,12 @@ def two_groups() -> Batch:
         ("lfm2", ["conv", "conv"]),
         ("qwen3_5_text", ["linear_attention", "full_attention", "linear_attention"]),
         ("qwen3_5_text", ["linear_attention", "linear_attention"]),
+        ("granitemoehybrid", ["mamba", "attention", "mamba"]),
     ],
 )
 def test_no_sequence_reads_another_one_and_every_answer_reads_its_prompt(arch: str, types: list[str]):
     """The derivative of a token's hidden state by the embedding of a token that it does not read is exactly 0."""
-    changes = {"conv_L_cache": 4} if arch == "lfm2" else DELTA_NETS
+    changes = STATEFUL[arch] | ({"conv_L_cache": 4} if arch == "lfm2" else {})
     model = other_model(arch, **changes | {"num_hidden_layers": len(types), "layer_types": types})
     forward = FastForward(Forward(model, plain_head=True), "shared")
     packed = pack(two_groups())
