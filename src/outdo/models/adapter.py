@@ -6,6 +6,7 @@ runs a model also runs one with an adapter. PEFT is imported only where an adapt
 
 import copy
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from outdo.models.forward import Forward
 from outdo.models.inspect_folder import ADAPTER_CONFIG
 from outdo.models.limits import CHANGING_BASE, DIVISIBLE_LORA
 from outdo.models.sharding import sharding_of
+from outdo.models.text_part import left_out
 from outdo.models.weight_headers import ADAPTER_WEIGHTS
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.packages import explained, not_imported
@@ -118,7 +120,7 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
     with torch.random.fork_rng(devices=[]), _without_warnings():
         torch.manual_seed(seed)
         try:
-            _inject(model, copy.deepcopy(config))
+            _inject(model, _without_left_out(model, config))
         except (TypeError, ValueError, ImportError, RuntimeError, AttributeError, LookupError) as error:
             raise ModelError(explained("the adapter does not fit the model", error, EXTRA)) from error
     trained = trained_weights(model).values()
@@ -171,6 +173,20 @@ def give_own_head(model: PreTrainedModel) -> None:
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False
+
+
+def _without_left_out(model: PreTrainedModel, config: "PeftConfig") -> "PeftConfig":
+    """Return a copy of a configuration that attaches nothing to the modules that a text part leaves out.
+
+    The saved adapter is also loaded into the whole model, where the names of its targets are those of other parts too.
+    """
+    made: Any = copy.deepcopy(config)
+    excluded = getattr(made, "exclude_modules", "")  # a pattern, or the ends of names
+    if left_out(model) and not isinstance(excluded, str):
+        parts = [rf"{re.escape(part)}.*" for part in left_out(model)]
+        ends = [rf"(?:.*\.)?{re.escape(end)}" for end in sorted(excluded or ())]
+        made.exclude_modules = "|".join((*ends, *parts))
+    return made
 
 
 def _inject(model: PreTrainedModel, config: "PeftConfig") -> None:

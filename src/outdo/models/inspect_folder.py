@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from outdo.models.gguf_header import folder_of, is_gguf, read_header
-from outdo.models.weight_headers import ADAPTER_WEIGHTS, Tensors, read_object, read_tensors, read_weights
+from outdo.models.weight_headers import ADAPTER_WEIGHTS, Tensors, is_of_text, read_object, read_tensors, read_weights
 from outdo.utils.errors import ModelError, did_you_mean
 from outdo.utils.hub_names import is_local
 
@@ -49,8 +49,13 @@ class Kind:
 
 
 LANGUAGE_MODEL = Kind(
-    "causal language model", ("ForCausalLM", "LMHeadModel"), "outdo trains ...ForCausalLM and ...LMHeadModel"
+    "causal language model",
+    ("ForCausalLM", "LMHeadModel"),
+    "outdo trains ...ForCausalLM and ...LMHeadModel, and the text part of a ...ForConditionalGeneration with a vision "
+    "or audio part",
 )
+WHOLE = "ForConditionalGeneration"
+"""The end of the name of a model that reads images or sound as well; of an encoder and a decoder, too."""
 REWARD_MODEL = Kind(
     "reward model", ("ForSequenceClassification",), "`outdo reward-model` makes a ...ForSequenceClassification of it"
 )
@@ -88,6 +93,7 @@ class ModelFacts:
     lean: bool = False  # whether its layers keep less for the backward pass, by `fused_modules`
     adapter: Path | None = None  # the folder of an adapter of this model
     dequantised: str | None = None  # of a GGUF file: the type of most of its weights, for example Q4_1
+    other_parts: int = 0  # numbers stored of the parts of a model that read images or sound; they are not loaded
 
 
 def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
@@ -121,12 +127,22 @@ def inspect_folder(name: str | Path, kind: Kind = LANGUAGE_MODEL) -> ModelFacts:
     return facts
 
 
+def is_whole(config: Mapping[str, Any]) -> bool:
+    """Return whether a model reads images or sound as well, by its configuration."""
+    return any(isinstance(config.get(f"{part}_config"), dict) for part in ("text", "vision", "audio"))
+
+
 def conversion_notes(facts: ModelFacts) -> Iterator[str]:
-    """Yield a sentence for the user if a model is a GGUF file: what becomes of it, and where."""
+    """Yield a sentence for the user if not all of a model is loaded, or not as it is stored."""
     if facts.dequantised:
         yield (
             f"model {facts.name}: its weights are dequantised from {facts.dequantised} to float32, once, into a folder "
             f"in {folder_of(Path(facts.name).expanduser()).parent}; what is saved is safetensors, not GGUF"
+        )
+    if facts.other_parts:
+        yield (
+            f"model {facts.name}: its text part is trained; the {facts.other_parts:,} weights of the parts that read "
+            "images or sound are not loaded, and are copied into what is saved"
         )
 
 
@@ -273,13 +289,9 @@ def _unsupported(config: dict[str, Any], kind: Kind) -> Iterator[str]:
 
 def _other_kind(config: dict[str, Any], architectures: list[str], kind: Kind) -> Iterator[str]:
     """Yield a sentence if a model is not of the `kind` that is needed."""
-    accepted = not architectures or any(architecture.endswith(kind.endings) for architecture in architectures)
-    if not accepted and "text_config" in config and architectures[0].endswith("ForConditionalGeneration"):
-        yield (
-            f"{architectures[0]} reads images or sound as well, and outdo trains language models; save its text part "
-            "as a model of its own, with the eight lines of Python in docs/models.md"
-        )
-    elif config.get("is_encoder_decoder") is True or not accepted:
+    endings = (*kind.endings, *[WHOLE] * (is_whole(config) and LANGUAGE_MODEL.endings[0] in kind.endings))
+    accepted = not architectures or any(architecture.endswith(endings) for architecture in architectures)
+    if config.get("is_encoder_decoder") is True or not accepted:
         what = ", ".join(architectures) or config.get("model_type")
         yield f"{what} is no {kind.name}; {kind.expected}"
 
@@ -297,7 +309,11 @@ def _transformers_has(model_type: str) -> bool:
     return module.isidentifier() and any((Path(root) / "models" / module).is_dir() for root in places)
 
 
-def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tensors, problems: list[str]) -> ModelFacts:
+def _facts(name: str, folder: Path | None, config: dict[str, Any], stored: Tensors, problems: list[str]) -> ModelFacts:
+    text_config, tensors = config, stored
+    if is_whole(config):
+        text_config = config | config.get("text_config", {})
+        tensors = {name: tensor for name, tensor in stored.items() if is_of_text(name, stored)}
     count: Counter[str] = Counter()
     for dtype, shape in tensors.values():
         count[dtype] += prod(shape)
@@ -314,8 +330,9 @@ def _facts(name: str, folder: Path | None, config: dict[str, Any], tensors: Tens
             (shape[0], shape[1]) for name, (_, shape) in tensors.items() if len(shape) == 2 and IN_A_LAYER.search(name)
         ),
         normed_heads=_has_normed_heads(tensors),
-        lean=_is_lean(config, tensors),
-        **_sizes(config, problems),
+        lean=_is_lean(text_config, tensors),
+        other_parts=sum(prod(shape) for name, (_, shape) in stored.items() if name not in tensors),
+        **_sizes(text_config, problems),
     )
 
 

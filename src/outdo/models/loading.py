@@ -25,7 +25,6 @@ from outdo.models.adapter import attach, attach_saved, check_divisible, saved_co
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.download import MODEL_FILES, TOKENIZER_FILES, files_of
-from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import (
     EITHER,
     LANGUAGE_MODEL,
@@ -36,6 +35,8 @@ from outdo.models.inspect_folder import (
     inspect_folder,
     unchanged_positions,
 )
+from outdo.models.text_part import OtherParts, auto_class, left_out, with_public_class
+from outdo.models.weight_faults import weight_faults
 from outdo.utils.errors import ModelError
 from outdo.utils.hub_names import is_local
 from outdo.utils.packages import explained
@@ -144,8 +145,9 @@ def adapter_size(
     None if its initialisation needs the base. Raises `ModelError` if it does not fit the model.
     """
     auto: Any = AutoModelForCausalLM if kind is LANGUAGE_MODEL else AutoModelForSequenceClassification
+    base = config_of(facts)
     with torch.device("meta"):
-        model = auto.from_config(_config(files_of(facts, TOKENIZER_FILES), facts.name))
+        model = auto_class(auto, base).from_config(base)
         model = model if weights == "float32" else model.bfloat16()
         try:
             attach(model, config)
@@ -162,6 +164,11 @@ def base_of(facts: ModelFacts) -> BaseModel:
         return BaseModel.of_file(Path(facts.name).expanduser().absolute())  # a link to it has the ending, .gguf
     folder = files_of(facts, MODEL_FILES)
     return BaseModel.of(str(folder.resolve()) if is_local(facts.name) else facts.name, folder)
+
+
+def other_parts_of(facts: ModelFacts, model: PreTrainedModel) -> OtherParts | None:
+    """Return what the files of a whole model have beside `model`, its text part; None if the model has all of them."""
+    return OtherParts.of(files_of(facts, MODEL_FILES)) if left_out(model) else None
 
 
 def load_classifier(
@@ -297,7 +304,7 @@ def _load(
     """
     with _as_model_error(name), without_bars(), _without_report():
         model, report = world.from_pretrained(
-            auto,
+            auto_class(auto, config),
             folder,
             config=config,
             **options,
@@ -308,12 +315,12 @@ def _load(
             ignore_mismatched_sizes=True,  # they are in the report, and refused below with their names
         )
     body = f"{model.base_model_prefix}." if new else ""
-    faults = [*_differences(report, new=new, body=body), *_untied(model), *_not_finite(model)]
+    faults = list(weight_faults(model, report, new=new, body=body))
     if world.divides_models:
         faults = list(dict.fromkeys(fault for part in world.together(lambda: faults) for fault in part))
     if faults:
         raise ModelError("\n".join(f"model {name}: {fault}" for fault in faults))
-    return model
+    return with_public_class(model)
 
 
 @contextmanager
@@ -352,9 +359,10 @@ def _without_report() -> Iterator[None]:
 
 def switch_dropout_off(config: PretrainedConfig) -> None:
     """Set every dropout probability of a config to 0, whatever its name in the architecture (`attn_pdrop`, ...)."""
-    for key, value in vars(config).items():
-        if ("dropout" in key or "pdrop" in key or "layerdrop" in key) and isinstance(value, float):
-            setattr(config, key, 0.0)
+    for part in (config, config.get_text_config()):
+        for key, value in vars(part).items():
+            if ("dropout" in key or "pdrop" in key or "layerdrop" in key) and isinstance(value, float):
+                setattr(part, key, 0.0)
 
 
 def max_context(model: PreTrainedModel) -> int | None:
@@ -362,38 +370,3 @@ def max_context(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config()
     positions = next((value for name in SIZES["max_positions"] if (value := getattr(config, name, None))), None)
     return unchanged_positions(config.to_dict()) or positions
-
-
-def _differences(report: Mapping[str, Any], *, new: tuple[str, ...], body: str) -> Iterator[str]:
-    """Yield how the weights in the files differ from those that the config requires: a sentence for each kind.
-
-    Weights whose names begin as in `new` may be missing; only those in `body` may not be too many.
-    """
-    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(new)):
-        yield f"its files lack {len(missing)} of the weights that config.json requires, such as {missing[0]}"
-    if surplus := sorted(key for key in report["unexpected_keys"] if key.startswith(body)):
-        yield (
-            f"its files hold {counted(len(surplus), 'weight')} that config.json has no place for, such as "
-            f"{surplus[0]}, and it would be another model without them; give config.json the sizes that the weights "
-            "were saved with"
-        )
-    if mismatched := sorted(report["mismatched_keys"]):
-        key, actual, expected = mismatched[0]
-        more = f" ({len(mismatched)} such weights)" if len(mismatched) > 1 else ""
-        yield f"{key} has shape {tuple(actual)}, and config.json requires {tuple(expected)}{more}"
-
-
-def _untied(model: PreTrainedModel) -> Iterator[str]:
-    """Yield a sentence if weights that the config ties are stored apart, with different values."""
-    for one, other in model.get_expanded_tied_weights_keys(all_submodels=False).items():
-        if one not in model.all_tied_weights_keys:  # transformers has not tied them
-            yield (
-                f"{one} and {other} are stored with different values, and config.json ties them; "
-                "set tie_word_embeddings to false if both are meant"
-            )
-
-
-def _not_finite(model: PreTrainedModel) -> Iterator[str]:
-    """Yield a sentence if a weight is not finite."""
-    if fault := non_finite_weight(model):
-        yield f"{fault}; the model was saved after it had diverged, or the file is damaged"

@@ -21,10 +21,11 @@ from outdo.models.device import Precision, choose_device
 from outdo.models.finite import check_finite
 from outdo.models.gradient_check import check_gradient, check_rows_apart, mean_logprob
 from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
-from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, without_bars
+from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, other_parts_of, without_bars
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, stack, stack_rows
+from outdo.models.text_part import OtherParts
 from outdo.types import Batch, Terms, TokenScores, Update
 from outdo.utils.sharded_tensors import share_of
 from outdo.utils.text import counted
@@ -74,6 +75,7 @@ class Policy(Scorer):
         self.context = max_context(model)
         """Tokens that prompt and answer may have together; None where the model sets no limit."""
         self.base: BaseModel | None = None  # with an adapter, the model that it belongs to
+        self.other_parts: OtherParts | None = None  # those of a whole model, of which this is the text part
 
     @classmethod
     def load(
@@ -111,6 +113,7 @@ class Policy(Scorer):
         if has_adapter(model):
             policy.base = base_of(facts)
             set_base(model, policy.base.name, policy.base.revision)
+        policy.other_parts = other_parts_of(facts, model)
         return policy
 
     @property
@@ -233,6 +236,8 @@ class Policy(Scorer):
             if self.model.generation_config is not None:
                 self.model.generation_config.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+            if self.other_parts is not None:
+                self.other_parts.write(folder)
 
     def write(self, folder: Path, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
         """Write a folder as `save` does, with other weights: those of `weights_to_save`. They are not checked.
@@ -247,11 +252,14 @@ class Policy(Scorer):
         else:
             with without_bars():
                 self.model.save_pretrained(folder, state_dict=dict(weights))
+            if self.other_parts is not None:
+                self.other_parts.write(folder)
         tokenizer.save_pretrained(folder)
 
     def save(self, folder: str | Path) -> None:
         """Write an ordinary Hugging Face folder: weights as safetensors, configuration, tokenizer.
 
+        Of the text part of a whole model it is the whole model: the other parts are copied, with equal bits.
         With an adapter it is an adapter folder of PEFT, which names the base and does not contain it.
 
         Raises `NonFiniteWeightsError` and writes nothing if a weight is not finite.

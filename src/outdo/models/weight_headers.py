@@ -1,19 +1,28 @@
-"""Which tensors a model folder holds, by the headers of its safetensors files, and its JSON files.
+"""Which tensors a model folder holds, by the headers and the index of its safetensors files, and its JSON files.
 
 No pickle is opened. This module needs neither torch nor transformers.
 """
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from outdo.utils import atomic
 from outdo.utils.pickle_files import PICKLE_SUFFIXES
 
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+TEXT = {"language_model", "text_model"}
+"""The names in transformers of the text part of a model that reads images or sound as well."""
+HEADS = {"lm_head", "score"}
+"""The names of the layers that read its hidden states: those of a language model, and those of a reward model."""
+OTHERS = ("visual.", "vision", "audio", "multi_modal", "embed_vision", "embed_audio", "mtp.")
+"""How the names of its other parts begin."""
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Dtype, as safetensors calls it, and shape of each tensor by its name."""
@@ -78,6 +87,40 @@ def _why_unsafe(folder: Path, shard: str) -> str | None:
     if not (folder / shard).is_file():
         return "is missing; copy or download it again"
     return None
+
+
+def weight_files(folder: Path) -> dict[str, Path]:
+    """Return the file of every stored tensor of a sound model folder, by its name."""
+    if not (folder / SINGLE_FILE).is_file():
+        return {name: folder / shard for name, shard in read_object(folder / INDEX, [])["weight_map"].items()}
+    return dict.fromkeys(read_tensors(folder / SINGLE_FILE, []), folder / SINGLE_FILE)
+
+
+def write_index(folder: Path) -> None:
+    """Write the index of a model whose weights are in several files, `model-00001-of-00002.safetensors` and so on.
+
+    A folder without such files, as that of an adapter, gets none.
+    """
+    weight_map: dict[str, str] = {}
+    size = 0
+    for path in sorted(folder.glob("model-*.safetensors")):
+        weight_map |= dict.fromkeys(read_tensors(path, []), path.name)
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")  # bytes of the JSON that follows
+        size += path.stat().st_size - 8 - header
+    if weight_map:
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        atomic.write_file(folder / INDEX, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
+
+
+def is_of_text(name: str, names: Iterable[str]) -> bool:
+    """Return whether a stored tensor is of the text part of a model that reads images or sound; `names` are all of it.
+
+    Where no name says which part is text (Qwen2-VL), those of the others begin with what they read.
+    """
+    if not all(TEXT.isdisjoint(other.split(".")) for other in names):
+        return not (TEXT | HEADS).isdisjoint(name.split("."))
+    return not name.removeprefix("model.").startswith(OTHERS)
 
 
 def read_tensors(path: Path, problems: list[str]) -> Tensors:

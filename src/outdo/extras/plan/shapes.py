@@ -169,6 +169,7 @@ def _of_folder(model: str) -> tuple[Shape, list[str]]:
 def _experts(facts: ModelFacts) -> tuple[int, int, int]:
     """Return the experts of a layer, those that compute one token, and the weights of all experts."""
     config = json.loads((facts.folder / "config.json").read_text(encoding="utf-8")) if facts.folder else {}
+    config |= config.get("text_config", {})  # of a model that reads images as well
     experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
     per_token, width = config.get("num_experts_per_tok") or experts, config.get("moe_intermediate_size")
     width = width or config.get("intermediate_size") or 0

@@ -27,6 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from outdo.extras.replicas.lockstep import LockstepReplicas, fatal_errors
 from outdo.models.sharding import Sharding
+from outdo.models.text_part import leave_out_as
 from outdo.utils.sharded_tensors import own_part
 
 HOOKS = (
@@ -100,7 +101,8 @@ class DividingReplicas(LockstepReplicas):
             model.tie_weights()
             Sharded(model, self.device, self.how)
 
-        return type(kind.__name__, (kind,), {"__init__": make})
+        # transformers renames the stored weights of its own classes only, which it knows by their module.
+        return type(kind.__name__, (kind,), {"__init__": make, "__module__": kind.__module__})
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
@@ -198,6 +200,7 @@ class Sharded(Sharding):
         """See `Sharding.copied`."""
         with torch.device("meta"):
             made = type(model)(copy.deepcopy(model.config)).eval()
+        leave_out_as(model, made)
         made.tie_weights()
         Sharded(made, self.device, self.how, head)
         made.to_empty(device=model.device)

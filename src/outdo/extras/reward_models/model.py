@@ -31,12 +31,21 @@ from outdo.models.device import choose_device
 from outdo.models.finite import check_finite
 from outdo.models.gradient_check import check_gradient
 from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, ModelFacts, inspect_folder
-from outdo.models.loading import HEAD, base_of, load_classifier, load_tokenizer, max_context, without_bars
+from outdo.models.loading import (
+    HEAD,
+    base_of,
+    load_classifier,
+    load_tokenizer,
+    max_context,
+    other_parts_of,
+    without_bars,
+)
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_continuation, encode_prompt
 from outdo.models.rounding import probe_tokens
 from outdo.models.scorer import BatchSizes, MicroBatched
 from outdo.models.sharding import sharding_of
+from outdo.models.text_part import OtherParts
 from outdo.rewards.base import Reward
 from outdo.rewards.comparisons import Comparison, Loss, Ranking, Text, is_useful, ranking_of, total_loss
 from outdo.rewards.types import RewardInput, RewardOutput, Status, output_without_value, to_output
@@ -78,6 +87,7 @@ class RewardModel(MicroBatched, Reward):
             training, which `save` keeps in the folder.
         system: the first message, as for `encode_prompt`; it is kept as the template is.
         base: with an adapter, the model that it belongs to.
+        other_parts: those of a whole model, of which `model` is the text part.
         world: the processes among which the model is divided, if it is. All of them then score the same answers, and
             train on the same comparisons, at the same time: each computes a share of the rows.
     """
@@ -95,6 +105,7 @@ class RewardModel(MicroBatched, Reward):
         template: str | None = None,
         system: str | None = None,
         base: BaseModel | None = None,
+        other_parts: OtherParts | None = None,
         world: World = ALONE,
     ) -> None:
         super().__init__(BatchSizes(micro_batch_tokens=micro_batch_tokens))
@@ -107,6 +118,7 @@ class RewardModel(MicroBatched, Reward):
         self._end: Any = tokenizer.eos_token_id
         self._pad = _set_pad_token(model, tokenizer)
         self.base = base
+        self.other_parts = other_parts
         self.world = world
         self.is_divided = world.divides_models
         if has_adapter(model):
@@ -140,7 +152,8 @@ class RewardModel(MicroBatched, Reward):
         model = load_classifier(facts, choose_device(device)[0], weights=weights, world=world)
         if facts.adapter:  # its folder has no config.json: the tokenizer tells which padding it was trained with
             model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), world=world, **settings)
+        base = _attached(model, facts, adapter, seed)
+        return cls(model, tokenizer, base=base, other_parts=other_parts_of(facts, model), world=world, **settings)
 
     @classmethod
     def from_policy(
@@ -165,7 +178,8 @@ class RewardModel(MicroBatched, Reward):
         model = load_classifier(facts, choose_device(device)[0], head_seed=seed, weights=weights)
         if model.config.get_text_config().pad_token_id == tokenizer.eos_token_id:
             model.config.get_text_config().pad_token_id = None  # the new head has to read the end token: use another
-        return cls(model, tokenizer, base=_attached(model, facts, adapter, seed), **settings)
+        base = _attached(model, facts, adapter, seed)
+        return cls(model, tokenizer, base=base, other_parts=other_parts_of(facts, model), **settings)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. One that cannot be encoded, or is too long for the model, has failed."""
@@ -294,6 +308,8 @@ class RewardModel(MicroBatched, Reward):
         else:
             with without_bars():
                 self.model.save_pretrained(folder)
+            if self.other_parts is not None:
+                self.other_parts.write(folder)
         keep_prompt(self.tokenizer, template=self.template, system=self.system)
         self.tokenizer.save_pretrained(folder)
 

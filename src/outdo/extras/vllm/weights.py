@@ -97,6 +97,8 @@ def write_weights(policy: PolicyView, folder: Path, *, as_adapter: bool) -> None
     else:
         with without_bars():
             model.save_pretrained(folder)
+    if policy.other_parts is not None and not as_adapter:
+        policy.other_parts.write(folder)
 
 
 def write_tokenizer(policy: PolicyView, folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.models.forward import Forward
+from outdo.models.text_part import OtherParts
 from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.types import Completion, Prompt, Request
@@ -127,6 +128,8 @@ class PolicyView(Protocol):
     def end_ids(self) -> frozenset[int]: ...  # tokens that end an answer
     @property
     def context(self) -> int | None: ...  # the most tokens of prompt and answer together; None: no limit
+    @property
+    def other_parts(self) -> OtherParts | None: ...  # those of a whole model, of which `model` is the text part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +142,7 @@ class PolicySnapshot:
     version: int
     end_ids: frozenset[int]
     context: int | None
+    other_parts: OtherParts | None
 
     @classmethod
     def of(cls, policy: PolicyView) -> "PolicySnapshot":
@@ -149,4 +153,5 @@ class PolicySnapshot:
             version=policy.version,
             end_ids=policy.end_ids,
             context=policy.context,
+            other_parts=policy.other_parts,
         )

@@ -17,6 +17,7 @@ from outdo.models.forward import Forward
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.loading import config_of
 from outdo.models.policy import Policy
+from outdo.models.text_part import auto_class
 from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.rollouts.engines.modes import SamplingChoice
 from outdo.utils.text import one_line
@@ -65,13 +66,14 @@ def predict(recipe: Recipe, facts: ModelFacts, tokenizer: PreTrainedTokenizerBas
     unknown = f"how {facts.architecture or facts.name} is computed is known when it is loaded"
     try:
         config = _small(config_of(facts))
+        auto = auto_class(AutoModelForCausalLM, config)
         with torch.device("meta"):
-            size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+            size = sum(weight.numel() for weight in auto.from_config(config).parameters())
         if size > MOST_WEIGHTS:
             return Prediction(notes=[f"{unknown}: two of its layers are too large to be tried before"])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+            model = auto.from_config(config, dtype=torch.float32).eval()
         policy = Policy(model, tokenizer, attention="padded" if recipe.attention.name == "padded" else "auto")
         sampled_here = recipe.engine.name == BUILTIN_ENGINE
         choice = BuiltinEngine(policy).choice if sampled_here else None

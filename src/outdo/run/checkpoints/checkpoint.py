@@ -29,9 +29,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outdo.models.weight_headers import write_index
 from outdo.run.checkpoints.names import checkpoint_name, saved_steps
 from outdo.run.checkpoints.state_file import pack, unpack
-from outdo.run.folder.model_folder import is_refused, write_index
+from outdo.run.folder.model_folder import is_refused
 from outdo.run.folder.provenance import version_of
 from outdo.utils import atomic
 from outdo.utils.errors import CheckpointError, DiskFullError

@@ -1,35 +1,14 @@
 """Write a new model folder: whole, or not at all."""
 
-import json
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from outdo.utils import atomic
 from outdo.utils.errors import RunFolderError
-
-INDEX = "model.safetensors.index.json"
-
-
-def write_index(folder: Path) -> None:
-    """Write the index of a model whose weights are in several files, `model-00001-of-00002.safetensors` and so on.
-
-    A folder without such files, as that of an adapter, gets none.
-    """
-    weight_map: dict[str, str] = {}
-    size = 0
-    for path in sorted(folder.glob("model-*-of-*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                weight_map[name] = path.name
-                size += file.get_tensor(name).nbytes
-    if not weight_map:
-        return
-    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-    atomic.write_file(folder / INDEX, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
 def is_refused(error: BaseException) -> bool:
