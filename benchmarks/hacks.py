@@ -121,7 +121,7 @@ SET_ON = (
         rewards="phrase",
         change=[NO_KL, FAST],
         seed=1,
-        scorer=hack_scorers.ALIKE,
+        scorer=hack_scorers.TOPIC_LOST,  # "In the darkness.": alike in two words, not in the four of `ALIKE`
         rules=READS,
     ),
     Case(

@@ -27,8 +27,12 @@ SAME_FOR_ALL_LENGTHS = ("dr_grpo", "dapo")
 
 
 def truncation(run: RunMetrics) -> Iterator[Finding]:
-    """Report that many answers are truncated. `turns_at_limit` reports the episodes that ended for want of a turn."""
+    """Report that many answers are truncated. `turns_at_limit` reports the episodes that ended for want of a turn.
+
+    Where some were truncated at the start and many later, it begins with the many: what came between may be the cause.
+    """
     if span := run.lasting("completions/clipped_ratio", above=0.2, without="completions/turns_ratio"):
+        span = span.since(2 * span.values[0]) or span
         limit = f" = {run.setting('sampling.max_tokens')}" if run.setting("sampling.max_tokens") else ""
         limit += " (of an episode) and environment.turn_tokens (of a turn)" if run.setting("environment") else ""
         advice = [f"Raise sampling.max_tokens{limit}"]

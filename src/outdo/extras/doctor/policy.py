@@ -82,18 +82,21 @@ def reward_outweighed(run: RunMetrics) -> Iterator[Finding]:
 def kl_explosion(run: RunMetrics) -> Iterator[Finding]:
     """Report that the policy is far from the reference, or will soon be: its distance grows many times over.
 
-    A reference that is another model, such as a teacher, is far from the first step on: then only growth counts.
+    A reference that is another model, such as a teacher, is far from the first step on: then only growth counts. Where
+    the reward rose, the distance is what the policy has learnt, which is worth a note.
     """
     kl = run.span("kl")
     began_far = bool(kl.values) and kl.values[0] > FAR and (is_distilled(run) or run.setting("reference.model"))
     far = None if began_far else run.lasting("kl", above=FAR, least=FEWEST_STEPS)
-    if span := far or _growing(kl):
+    growing = _growing(kl)
+    if span := far or growing:
+        has_learnt = not growing and (reward_change(run) or 0.0) > 0
         first, last = _levels(span)[0], max(_levels(span))
         coefficient = "train.kl_in_reward.beta" if run.setting("train.kl_in_reward") else "beta"
         raised = "Lower optim.lr" if is_distilled(run) else f"Raise {coefficient}, lower optim.lr"
         synced = "" if is_distilled(run) else ", or update the reference (reference.sync)"
         yield span.finding(
-            "warning",
+            "note" if has_learnt else "warning",
             f"the policy is {span.mean:.2g} nats per token away from the reference."
             if far
             else f"the distance from the reference grew from {first:.2g} to {last:.2g} nats per token.",

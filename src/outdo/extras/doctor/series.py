@@ -55,6 +55,11 @@ class Span:
     def mean(self) -> float:
         return fmean(self.values)
 
+    def since(self, above: float) -> "Span | None":
+        """Return the steps from the first value above a number on; None if there is none."""
+        start = next((index for index, value in enumerate(self.values) if value > above), None)
+        return None if start is None else Span(self.metric, self.steps[start:], self.values[start:])
+
     def finding(self, level: Level, text: str, advice: str = "") -> Finding:
         """Return a finding about these steps."""
         first, last = self.steps[0], self.steps[-1]
