@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outdo.models.inspect_folder import inspect_folder, unchanged_positions
+from outdo.models.config_sizes import unchanged_positions
+from outdo.models.inspect_folder import inspect_folder
 from outdo.models.weight_headers import INDEX
 from outdo.testing import tiny_model
 from outdo.utils.errors import ModelError

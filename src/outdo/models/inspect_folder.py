@@ -16,6 +16,7 @@ from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
+from outdo.models.config_sizes import sizes_of
 from outdo.models.gguf_header import folder_of, is_gguf, read_header
 from outdo.models.weight_headers import ADAPTER_WEIGHTS, Tensors, is_of_text, read_object, read_tensors, read_weights
 from outdo.utils.errors import ModelError, did_you_mean
@@ -24,16 +25,6 @@ from outdo.utils.hub_names import is_local
 ADAPTER_CONFIG = "adapter_config.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # each fits into float32, which outdo trains
 WITHOUT_LOSS = {*DTYPES, "BOOL", "U8", "I16", "I32", "I64"}  # masks and positions are integers
-SIZES = {  # fact: the names it has in the config.json of various architectures
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_dim": ("head_dim",),
-    "vocab_size": ("vocab_size",),
-    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
-}
-
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
 """What the name of a weight in a layer contains: `model.layers.0.mlp.up_proj.weight`."""
@@ -84,11 +75,13 @@ class ModelFacts:
     layer_matrices: tuple[tuple[int, int], ...]  # rows and columns of the matrices in its layers
     hidden_size: int | None
     layers: int | None
+    attention_layers: int | None  # those of them that keep keys and values
     heads: int | None  # attention heads of the queries
     kv_heads: int | None  # attention heads of keys and values
     head_dim: int | None
     vocab_size: int | None  # rows of the embedding
     max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
+    state_numbers: int = 0  # what the other layers keep of a sequence, however long it is
     normed_heads: bool = False  # whether attention normalises its queries and keys
     lean: bool = False  # whether its layers keep less for the backward pass, by `fused_modules`
     adapter: Path | None = None  # the folder of an adapter of this model
@@ -332,35 +325,8 @@ def _facts(name: str, folder: Path | None, config: dict[str, Any], stored: Tenso
         normed_heads=_has_normed_heads(tensors),
         lean=_is_lean(text_config, tensors),
         other_parts=sum(prod(shape) for name, (_, shape) in stored.items() if name not in tensors),
-        **_sizes(text_config, problems),
+        **sizes_of(text_config, problems),
     )
-
-
-def _sizes(config: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Return the sizes of a model by the names of `ModelFacts`; those of the heads follow from others by default."""
-    size: dict[str, Any] = {fact: _size(config, names, problems) for fact, names in SIZES.items()}
-    heads = size["heads"]
-    if heads and size["hidden_size"]:
-        size["head_dim"] = size["head_dim"] or size["hidden_size"] // heads
-    size["max_positions"] = unchanged_positions(config) or size["max_positions"]
-    return {**size, "kv_heads": size["kv_heads"] or heads}
-
-
-def unchanged_positions(config: Mapping[str, Any]) -> int | None:
-    """Return for how many positions rotary embeddings of the kind "longrope" have their short factors; None: not there.
-
-    transformers takes the long factors for all rows of a batch as soon as one is longer. Then the log-probabilities of
-    a sequence depend on the others of its batch, and cached keys have other frequencies than the queries that read
-    them. So these models are trained within their original context.
-    """
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, Mapping):
-        return None
-    kinds = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]  # by layer type, in some models
-    if not (long := [part for part in kinds if part.get("rope_type", part.get("type")) in ("longrope", "su")]):
-        return None
-    original = config.get("original_max_position_embeddings")
-    return original or min(part.get("original_max_position_embeddings") or 0 for part in long) or None
 
 
 def _has_normed_heads(tensors: Tensors) -> bool:
@@ -379,14 +345,3 @@ def _wrong_dtypes(count: Counter[str]) -> Iterator[str]:
             yield f"{share}, and float32 would round them; save it in float32: model.float().save_pretrained(folder)"
         elif dtype not in WITHOUT_LOSS or (dtype not in DTYPES and 2 * elements > count.total()):
             yield f"{share}: such weights are quantised and cannot be trained; use the original ones"
-
-
-def _size(config: dict[str, Any], names: tuple[str, ...], problems: list[str]) -> int | None:
-    key = next((name for name in names if config.get(name) is not None), None)
-    if key is None:
-        return None
-    value = config[key]
-    if type(value) is not int or value < 1:
-        problems.append(f"config.json: {key} should be a positive whole number, not {value!r}")
-        return None
-    return value

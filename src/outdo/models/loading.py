@@ -24,16 +24,15 @@ from transformers.utils import logging
 from outdo.models.adapter import attach, attach_saved, check_divisible, saved_config, trained_weights
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
+from outdo.models.config_sizes import SIZES, unchanged_positions
 from outdo.models.download import MODEL_FILES, TOKENIZER_FILES, files_of
 from outdo.models.inspect_folder import (
     EITHER,
     LANGUAGE_MODEL,
     REWARD_MODEL,
-    SIZES,
     Kind,
     ModelFacts,
     inspect_folder,
-    unchanged_positions,
 )
 from outdo.models.text_part import OtherParts, auto_class, left_out, with_public_class
 from outdo.models.weight_faults import weight_faults

@@ -7,12 +7,14 @@ import torch
 from engine_cases import STATEFUL, apart, gradient, other_model, ragged, scorer, shared, tokens
 from torch import Tensor, nn
 
+from outdo.models.fast.choice import _RecordedRules
 from outdo.models.fast.forward import FastForward, stateful_layers
 from outdo.models.fast.layout import StatefulLayer
 from outdo.models.fast.packed import Packed, pack
 from outdo.models.fast.recurrence import sigmoid, softplus
 from outdo.models.fast.short_convolution import ShortConvolution
 from outdo.models.forward import Forward
+from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin import BuiltinEngine
 from outdo.testing import byte_bpe_tokenizer
@@ -242,3 +244,17 @@ def test_the_model_has_its_own_layers_outside_of_a_call(arch: str, kind: str):
     shared(arch).logprobs(ragged())
     assert [type(layer.module).__name__ for layer in stateful_layers(model)] == [kind]
     assert all("forward" not in vars(layer.module) for layer in stateful_layers(model))
+
+
+@pytest.mark.parametrize("arch", STATEFUL)
+def test_the_facts_of_a_folder_count_what_its_layers_keep_of_a_sequence(arch, tmp_path):
+    model = other_model(arch, **STATEFUL[arch])
+    model.save_pretrained(tmp_path)
+    facts, layers = inspect_folder(tmp_path), stateful_layers(model)
+    widths = [(getattr(layer.module, "conv", None) or layer.module.conv1d).in_channels for layer in layers]
+    states = [layer.begin(torch.zeros(1, 1, width)) for layer, width in zip(layers, widths, strict=True)]
+    assert facts.state_numbers == sum(tensor.numel() for state in states for tensor in state)
+    recorded = _RecordedRules(pack(ragged()))
+    if arch != "mamba2":  # which has no attention, and hands no layout to its layers
+        recorded.run(FastForward(Forward(model), "shared"))
+    assert facts.attention_layers == len(recorded.rules)

@@ -68,6 +68,7 @@ class Shape:
             layer_matrices=self.matrices,
             hidden_size=self.hidden,
             layers=self.layers,
+            attention_layers=self.attention,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
@@ -148,6 +149,7 @@ def _of_folder(model: str) -> tuple[Shape, list[str]]:
     sizes: dict[str, Any] = {
         "parameters": facts.parameters,
         "layers": facts.layers,
+        "attention": facts.attention_layers,
         "hidden": facts.hidden_size,
         "heads": facts.heads,
         "head_dim": facts.head_dim,

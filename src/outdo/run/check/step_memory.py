@@ -58,10 +58,15 @@ def _rows(recipe: Recipe, lengths: SequenceLengths) -> int:
 
 
 def kv_cache(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
-    """Compute the bytes of keys and values of all sequences sampled at once, in whole blocks, each at its longest."""
+    """Compute the bytes of what layers keep of all sequences sampled at once.
+
+    That is keys and values, in whole blocks, of each sequence at its longest; and the states of layers that have one.
+    """
     block = CPU_BLOCK if on_cpu(recipe) else ACCELERATOR_BLOCK
     tokens = -(-lengths.longest // block) * block
-    return _product(2 * FLOAT32 * _rows(recipe, lengths) * tokens, facts.layers, facts.kv_heads, facts.head_dim)
+    rows, attending = _rows(recipe, lengths), facts.attention_layers
+    keys_values = _product(2 * FLOAT32 * rows * tokens, attending, facts.kv_heads, facts.head_dim)
+    return None if keys_values is None else keys_values + FLOAT32 * rows * facts.state_numbers
 
 
 def kept_turns(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int | None:
