@@ -30,12 +30,19 @@ def sizes_of(config: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     if heads and size["hidden_size"]:
         size["head_dim"] = size["head_dim"] or size["hidden_size"] // heads
     size["max_positions"] = unchanged_positions(config) or size["max_positions"]
-    kinds = _layer_kinds(config, size["layers"] or 0)
-    attending = sum(("attention" in kind and "linear" not in kind) or kind == BOTH for kind in kinds)
-    states = sum(_state_numbers(config, kind) for kind in kinds)
-    size["layers"] = size["layers"] or len(kinds) or None  # Nemotron-H names the layers alone
-    return {**size, "kv_heads": size["kv_heads"] or heads, "state_numbers": states} | {
-        "attention_layers": attending if kinds else size["layers"]
+    size["kv_heads"] = size["kv_heads"] or heads
+    return size | _sizes_of_layers(config, size["layers"])
+
+
+def _sizes_of_layers(config: Mapping[str, Any], layers: int | None) -> dict[str, int | None]:
+    """Return how many of the layers keep keys and values, and what the others keep."""
+    if not (kinds := _layer_kinds(config, layers or 0)):
+        return {"attention_layers": layers, "state_numbers": 0}
+    attending = [kind for kind in kinds if ("attention" in kind and "linear" not in kind) or kind == BOTH]
+    return {
+        "layers": layers or len(kinds),  # Nemotron-H names the kinds alone
+        "attention_layers": len(attending),
+        "state_numbers": sum(_state_numbers(config, kind) for kind in kinds),
     }
 
 

@@ -345,6 +345,14 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def save_model(model: PreTrainedModel, folder: Path, other_parts: OtherParts | None, **options: Any) -> None:
+    """Write a model folder, which is whole with the `other_parts` of a text part; `options` of `save_pretrained`."""
+    with without_bars():
+        model.save_pretrained(folder, **options)
+    if other_parts is not None:
+        other_parts.write(folder)
+
+
 @contextmanager
 def _without_report() -> Iterator[None]:
     """Show no report of transformers: outdo refuses what is wrong itself, and changes a head only on purpose."""

@@ -21,7 +21,7 @@ from outdo.models.device import Precision, choose_device
 from outdo.models.finite import check_finite
 from outdo.models.gradient_check import check_gradient, check_rows_apart, mean_logprob
 from outdo.models.inspect_folder import IN_A_LAYER, ModelFacts, inspect_folder
-from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, other_parts_of, without_bars
+from outdo.models.loading import base_of, load_model, load_tokenizer, max_context, other_parts_of, save_model
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, stack, stack_rows
@@ -250,10 +250,7 @@ class Policy(Scorer):
             if self.base is not None:
                 self.base.write(folder)
         else:
-            with without_bars():
-                self.model.save_pretrained(folder, state_dict=dict(weights))
-            if self.other_parts is not None:
-                self.other_parts.write(folder)
+            save_model(self.model, folder, self.other_parts, state_dict=dict(weights))
         tokenizer.save_pretrained(folder)
 
     def save(self, folder: str | Path) -> None:

@@ -92,16 +92,21 @@ def kl_explosion(run: RunMetrics) -> Iterator[Finding]:
     if span := far or growing:
         has_learnt = not growing and (reward_change(run) or 0.0) > 0
         first, last = _levels(span)[0], max(_levels(span))
-        coefficient = "train.kl_in_reward.beta" if run.setting("train.kl_in_reward") else "beta"
-        raised = "Lower optim.lr" if is_distilled(run) else f"Raise {coefficient}, lower optim.lr"
-        synced = "" if is_distilled(run) else ", or update the reference (reference.sync)"
         yield span.finding(
             "note" if has_learnt else "warning",
             f"the policy is {span.mean:.2g} nats per token away from the reference."
             if far
             else f"the distance from the reference grew from {first:.2g} to {last:.2g} nats per token.",
-            f"{raised}{synced}.",
+            _nearer_to_reference(run),
         )
+
+
+def _nearer_to_reference(run: RunMetrics) -> str:
+    """Return advice that keeps the policy near the reference."""
+    if is_distilled(run):
+        return "Lower optim.lr."
+    coefficient = "train.kl_in_reward.beta" if run.setting("train.kl_in_reward") else "beta"
+    return f"Raise {coefficient}, lower optim.lr, or update the reference (reference.sync)."
 
 
 def _growing(kl: Span) -> Span | None:

@@ -16,29 +16,24 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outdo.extras.reward_models.kept_prompt import keep_prompt, kept_prompt
+from outdo.extras.reward_models.preparation import attached, set_pad_token
 from outdo.models.adapter import (
-    attach,
     has_adapter,
     load_state_without_base,
     save_adapter,
-    set_base,
     state_without_base,
-    with_head,
 )
 from outdo.models.base_model import BaseModel
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.device import choose_device
 from outdo.models.finite import check_finite
 from outdo.models.gradient_check import check_gradient
-from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, ModelFacts, inspect_folder
+from outdo.models.inspect_folder import LANGUAGE_MODEL, REWARD_MODEL, inspect_folder
 from outdo.models.loading import (
-    HEAD,
-    base_of,
     load_classifier,
     load_tokenizer,
     max_context,
-    other_parts_of,
-    without_bars,
+    save_model,
 )
 from outdo.models.optimiser import Optimiser, OptimiserSettings
 from outdo.models.prompt_encoding import encode_continuation, encode_prompt
@@ -116,7 +111,7 @@ class RewardModel(MicroBatched, Reward):
         self.optimiser = Optimiser(model, optimiser or OptimiserSettings(lr=1e-5))
         self.context = max_context(model)
         self._end: Any = tokenizer.eos_token_id
-        self._pad = _set_pad_token(model, tokenizer)
+        self._pad = set_pad_token(model, tokenizer)
         self.base = base
         self.other_parts = other_parts
         self.world = world
@@ -152,8 +147,7 @@ class RewardModel(MicroBatched, Reward):
         model = load_classifier(facts, choose_device(device)[0], weights=weights, world=world)
         if facts.adapter:  # its folder has no config.json: the tokenizer tells which padding it was trained with
             model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        base = _attached(model, facts, adapter, seed)
-        return cls(model, tokenizer, base=base, other_parts=other_parts_of(facts, model), world=world, **settings)
+        return cls(model, tokenizer, **attached(model, facts, adapter, seed), world=world, **settings)
 
     @classmethod
     def from_policy(
@@ -178,8 +172,7 @@ class RewardModel(MicroBatched, Reward):
         model = load_classifier(facts, choose_device(device)[0], head_seed=seed, weights=weights)
         if model.config.get_text_config().pad_token_id == tokenizer.eos_token_id:
             model.config.get_text_config().pad_token_id = None  # the new head has to read the end token: use another
-        base = _attached(model, facts, adapter, seed)
-        return cls(model, tokenizer, base=base, other_parts=other_parts_of(facts, model), **settings)
+        return cls(model, tokenizer, **attached(model, facts, adapter, seed), **settings)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[RewardOutput]:
         """Score every completion. One that cannot be encoded, or is too long for the model, has failed."""
@@ -306,10 +299,7 @@ class RewardModel(MicroBatched, Reward):
             save_adapter(self.model, folder)
             self.base.write(folder)
         else:
-            with without_bars():
-                self.model.save_pretrained(folder)
-            if self.other_parts is not None:
-                self.other_parts.write(folder)
+            save_model(self.model, folder, self.other_parts)
         keep_prompt(self.tokenizer, template=self.template, system=self.system)
         self.tokenizer.save_pretrained(folder)
 
@@ -351,32 +341,6 @@ class RewardModel(MicroBatched, Reward):
             reason = f"prompt and completion have {len(row)} tokens, and {self.name} has positions for {self.context}"
             return output_without_value(Status.failed, reason, self.name)
         return row
-
-
-def _attached(model: PreTrainedModel, facts: ModelFacts, new: "PeftConfig | None", seed: int) -> BaseModel | None:
-    """Attach a new adapter, if there is one, and its head; return the base of the model's adapter."""
-    if new is not None:
-        attach(model, with_head(new, HEAD), seed=seed)
-    if not has_adapter(model):
-        return None
-    base = base_of(facts)
-    set_base(model, base.name, base.revision)
-    return base
-
-
-def _set_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the padding token; if the model has none, set it to a special token other than the end, if there is any.
-
-    Transformers reads the score at the last token that is not padding. If padding and end are the same token, that is
-    the token before the end: a model that was trained this way is also evaluated this way.
-    """
-    config = model.config.get_text_config()
-    if config.pad_token_id is None:
-        end: Any = tokenizer.eos_token_id
-        special: list[Any] = [tokenizer.pad_token_id, *tokenizer.all_special_ids]
-        config.pad_token_id = next((token_id for token_id in special if token_id != end), end)
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id) or tokenizer.pad_token
-    return config.pad_token_id
 
 
 # ------------------------------------------------------------------------------------------------------------ training

@@ -15,7 +15,7 @@ from outdo.models.gguf_folder import converted
 from outdo.models.gguf_header import is_gguf
 from outdo.models.inspect_folder import cached_snapshot
 from outdo.models.limits import CHANGING_BASE
-from outdo.models.loading import without_bars
+from outdo.models.loading import save_model
 from outdo.rollouts.engines.base import PolicyView
 from outdo.utils.errors import EngineError
 
@@ -94,11 +94,10 @@ def write_weights(policy: PolicyView, folder: Path, *, as_adapter: bool) -> None
             config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
         config.save_pretrained(folder)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        if policy.other_parts is not None:
+            policy.other_parts.write(folder)
     else:
-        with without_bars():
-            model.save_pretrained(folder)
-    if policy.other_parts is not None and not as_adapter:
-        policy.other_parts.write(folder)
+        save_model(model, folder, policy.other_parts)
 
 
 def write_tokenizer(policy: PolicyView, folder: Path) -> None:

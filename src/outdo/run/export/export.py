@@ -15,10 +15,9 @@ from outdo.models.adapter import give_own_head, merged, shares_head
 from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.layers import layers_of
-from outdo.models.loading import load_classifier, load_model, load_tokenizer, other_parts_of, without_bars
+from outdo.models.loading import load_classifier, load_model, load_tokenizer, other_parts_of, save_model
 from outdo.models.logprobs import sequence_logprobs
 from outdo.models.rounding import probe_tokens
-from outdo.models.text_part import OtherParts
 from outdo.run.export.find_model import ModelRef
 from outdo.run.export.model_card import card
 from outdo.run.folder.model_folder import save_model_folder
@@ -103,7 +102,7 @@ def export_merged(source: ModelRef, folder: Path, *, dtype: str = "source", lice
     model = _converted(_merged(facts, expected, max(MOST_ROUNDING, products)), wanted)
 
     def write(aside: Path) -> None:
-        _save(model, aside, other_parts_of(facts, model))
+        save_model(model, aside, other_parts_of(facts, model))
         load_tokenizer(facts, stop_token_ids=(0,)).save_pretrained(aside)
         if source.recipe is not None:
             (aside / "README.md").write_text(card(source, licence=licence), encoding="utf-8")
@@ -200,14 +199,7 @@ def _write_model(checkpoint: Path, folder: Path, dtype: str, *, is_adapter: bool
     if converted:
         gives_reward = (facts.architecture or "").endswith(REWARD_MODEL.endings)
         model = _converted(load_classifier(facts) if gives_reward else load_model(facts), dtype)
-        _save(model, folder, other_parts_of(facts, model))
-
-
-def _save(model: PreTrainedModel, folder: Path, other_parts: OtherParts | None) -> None:
-    with without_bars():
-        model.save_pretrained(folder)
-    if other_parts is not None:
-        other_parts.write(folder)
+        save_model(model, folder, other_parts_of(facts, model))
 
 
 def _converted(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
