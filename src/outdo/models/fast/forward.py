@@ -150,7 +150,10 @@ class FastForward(Forward):
                     if not compiled:
                         replaced.enter_context(fused_modules(self.model, self.fused, self.rules))
                 if not (self.autocast or compiled):
-                    same = readers(self.model, self.fused) if packed else ()
+                    same = [
+                        *readers(self.model, self.fused),
+                        *(layer.readers() for layer in stateful_layers(self.model)),
+                    ]
                     replaced.enter_context(onednn.patched_linears(self.model, packed=packed, readers=same))
                 yield
         finally:

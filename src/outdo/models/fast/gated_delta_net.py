@@ -1,7 +1,7 @@
 """The gated delta nets of Qwen3-Next, Qwen3.5 and OLMo-Hybrid."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +25,25 @@ class GatedDeltaNet(Recurrence):
 
     @classmethod
     def computes(cls, module: nn.Module) -> bool:
-        parts = dict(module.named_children())
-        known = frozenset(parts) in PROJECTIONS and getattr(module, "activation", None) == "silu"
-        return known and mixes_no_channels(parts["conv1d"])
+        known = _names(module) is not None and getattr(module, "activation", None) == "silu"
+        return known and mixes_no_channels(module.get_submodule("conv1d"))
+
+    @property
+    def names(self) -> "Names":
+        """How the parts of the module are called."""
+        names = _names(self.module)
+        assert names is not None
+        return names
+
+    def readers(self) -> Sequence[nn.Module]:
+        return [self.module.get_submodule(name) for name in self.names.projections]
 
     @torch.compiler.disable  # each batch has other sequences
     def forward(self, hidden_states: Tensor, *, layout: Layout, **options: Any) -> Tensor:
-        module = self.module
-        x, b, a, z = PROJECTIONS[frozenset(dict(module.named_children()))](module, hidden_states)
+        module, names = self.module, self.names
+        x, b, a, z = names.arranged(module, *onednn.together(hidden_states, *self.readers()))
         y = layout.scan(torch.cat([x, b, a], -1), self)  # [1, N, heads dv]
-        norm, out = (module.norm, module.out_proj) if hasattr(module, "norm") else (module.o_norm, module.o_proj)
+        norm, out = module.get_submodule(names.norm), module.get_submodule(names.out)
         normal = norm(y.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
         return out(normal.view_as(y))
 
@@ -61,31 +70,39 @@ def _normalised(part: Tensor) -> Tensor:
     return part * (part.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
 
 
-def _interleaved(module: Any, hidden_states: Tensor) -> tuple[Tensor, ...]:
-    """Of Qwen3-Next, whose projections have the parts of each key head side by side."""
-    qkvz, ba = onednn.together(hidden_states, module.in_proj_qkvz, module.in_proj_ba)
+class Names(NamedTuple):
+    """How the parts of a module are called, beside its `conv1d`."""
+
+    projections: tuple[str, ...]
+    arranged: Callable[..., tuple[Tensor, ...]]  # x, b, a and z [1, N, ...] of a module and its projections
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
+def _interleaved(module: Any, qkvz: Tensor, ba: Tensor) -> tuple[Tensor, ...]:
+    """The parts of each key head are side by side."""
     keys, values = module.head_k_dim, module.head_v_dim * module.num_v_heads // module.num_k_heads
     q, k, v, z = qkvz.unflatten(-1, (module.num_k_heads, -1)).split([keys, keys, values, values], -1)
     b, a = ba.unflatten(-1, (module.num_k_heads, -1)).chunk(2, -1)
     return torch.cat([q.flatten(2), k.flatten(2), v.flatten(2)], -1), b.flatten(2), a.flatten(2), z.flatten(2)
 
 
-def _by_kind(module: Any, hidden_states: Tensor) -> tuple[Tensor, ...]:
-    """Of Qwen3.5."""
-    projections = module.in_proj_qkv, module.in_proj_b, module.in_proj_a, module.in_proj_z
-    return tuple(onednn.together(hidden_states, *projections))
+def _as_they_are(module: Any, x: Tensor, b: Tensor, a: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return x, b, a, z
 
 
-def _separate(module: Any, hidden_states: Tensor) -> tuple[Tensor, ...]:
-    """Of OLMo-Hybrid."""
-    projections = module.q_proj, module.k_proj, module.v_proj, module.b_proj, module.a_proj, module.g_proj
-    q, k, v, *others = onednn.together(hidden_states, *projections)
+def _separate(module: Any, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     return torch.cat([q, k, v], -1), *others
 
 
-PROJECTIONS: Mapping[frozenset[str], Callable[[Any, Tensor], tuple[Tensor, ...]]] = {
-    frozenset({"conv1d", "in_proj_qkvz", "in_proj_ba", "norm", "out_proj"}): _interleaved,
-    frozenset({"conv1d", "in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z", "norm", "out_proj"}): _by_kind,
-    frozenset({"conv1d", *(f"{name}_proj" for name in "qkvbago"), "o_norm"}): _separate,
-}
-"""The parts of a module: how it computes x, b, a and z [1, N, ...] of hidden states [1, N, H]."""
+KNOWN = (
+    Names(("in_proj_qkvz", "in_proj_ba"), _interleaved),  # Qwen3-Next
+    Names(("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z"), _as_they_are),  # Qwen3.5
+    Names(("q_proj", "k_proj", "v_proj", "b_proj", "a_proj", "g_proj"), _separate, "o_norm", "o_proj"),  # OLMo-Hybrid
+)
+
+
+def _names(module: nn.Module) -> Names | None:
+    """Return how the parts of a module are called, if it has those of a gated delta net and no others."""
+    parts = {name for name, _ in module.named_children()}
+    return next((names for names in KNOWN if parts == {*names.projections, "conv1d", names.norm, names.out}), None)

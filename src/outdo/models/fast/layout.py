@@ -5,6 +5,7 @@ kind of these is a subclass of `StatefulLayer`, in a file of its own (`short_con
 a row of `STATEFUL` in `forward.py`. No layout and no cache knows them.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -47,6 +48,10 @@ class StatefulLayer:
     def computes(cls, module: nn.Module) -> bool:
         """Return whether a module looks like one of this kind; the probe then compares what is computed."""
         raise NotImplementedError
+
+    def readers(self) -> Sequence[nn.Module]:
+        """Return the linear layers that read the hidden states, which `forward` calls by `onednn.together`."""
+        return ()
 
     def forward(self, hidden_states: Tensor, *, layout: "Layout", **options: Any) -> Tensor:
         """Compute the module on a flat row, [1, N, H] -> [1, N, H], by one call of `layout.scan`."""
