@@ -97,6 +97,7 @@ class Case:
 SET_ON = (
     Case(name="sound", seed=1),
     Case(name="sound, KL 0.04", seed=2, change=[WITH_KL]),
+    Case(name="sound, gspo", change=["train.objective=gspo"], seed=14),
     Case(
         name="forgets the topic",
         question=ALSO_FIRST,
@@ -154,7 +155,6 @@ TESTED_ON = (
     Case(name="sound, second wording", question=SECOND, seed=11),
     Case(name="sound, third wording", question=THIRD, seed=12),
     Case(name="sound, all weights", change=[NO_KL, OF_ALL_WEIGHTS], adapter=(), seed=13),
-    Case(name="sound, gspo", change=["train.objective=gspo"], seed=14),
     Case(name="sound, twice the learning rate", question=SECOND, change=[NO_KL, FAST], seed=15),
     Case(name="sound, dr_grpo", question=THIRD, change=["train.objective=dr_grpo"], seed=16),
     Case(

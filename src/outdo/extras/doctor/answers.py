@@ -195,12 +195,15 @@ def groups_missing(run: RunMetrics) -> Iterator[Finding]:
 
 
 def shorter_answers(run: RunMetrics) -> Iterator[Finding]:
-    """Report that answers shrank to less than half of their length, and that not more of them are right."""
+    """Report that answers shrank to less than half of their length, and that not more of them are right.
+
+    Where what they read of their questions is measured, `stopped_reading` tells whether they gave up.
+    """
     lengths, rights = map(run.first_and_last, ("completions/mean_length", of_all_sampled(run, "right")))
     if lengths and lengths[1].mean < lengths[0].mean / 2 and not (rights and significant_change(*rights) > 0):
         first, last = lengths
         yield last.finding(
-            "warning",
+            "note" if run.span("eval/reads/mean").values else "warning",
             f"the mean length of answers fell from {first.mean:.0f} to {last.mean:.0f} tokens.",
             "Read the answers with the highest rewards: the reward may pay for brevity, or for giving up early.",
         )
