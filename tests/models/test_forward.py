@@ -115,3 +115,14 @@ def test_what_needs_the_fast_ways_is_refused_without_them_and_the_rest_is_plain(
     assert type(forward) is Forward
     assert forward.plain_head
     assert forward.reason == "this installation of outdo does not have outdo.models.fast"
+
+
+def test_choosing_a_way_computes_few_rows():
+    """Some architectures take a second for each row on a CPU (Kimi-Linear, without its kernels)."""
+    model = other_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, head_dim=8, moe_intermediate_size=16)
+    rows: list[int] = []
+    with model.base_model.register_forward_pre_hook(
+        lambda module, args, options: rows.append(len(options["input_ids"])), with_kwargs=True
+    ):
+        choose_forward(model)
+    assert sum(rows) <= 28

@@ -122,7 +122,7 @@ def test_rounding_is_of_the_size_of_the_distance_from_float64(arch, large):
     wide = in_float64(own)
     assert wide.dtype == torch.float64
     apart = distance(wide, own().double())
-    assert apart / 4 < rounding(model, own) < 12 * apart
+    assert apart / 4 < rounding(model, own, own()) < 12 * apart
 
 
 def test_what_changes_a_tensor_in_place_changes_it_in_float64_too():

@@ -30,12 +30,12 @@ class Probe:
         self.plain = Forward(model)
         self.batch = small_batch(model.config.get_text_config().vocab_size).to(self.plain.device)
         compute = partial(next_logprobs, self.plain, self.batch)
-        self.rounding = self.plain.rounding = rounding(model, compute)
+        self.narrow = compute()
+        self.rounding = self.plain.rounding = rounding(model, compute, self.narrow)
         # The kernels of quantised weights write float32 into whatever memory is asked for in float64.
         impossible = self.plain.sharding.is_divided or any(map(is_quantised, model.parameters()))
         self.wide = None if impossible else in_float64(compute)
-        self.narrow = next_logprobs(self.plain, self.batch)
-        _check_padding(self.plain, self.batch)
+        _check_padding(self.plain, self.batch, self.narrow)
 
     def fault(self, other: Forward) -> str:
         """Return how another way differs from the plain one in what it computes; empty if it does not.
@@ -108,9 +108,9 @@ def small_batch(vocabulary: int) -> Batch:
 
 
 @torch.no_grad()
-def _check_padding(plain: Forward, batch: Batch) -> None:
-    """Raise `ModelError` if a row of a padded batch has other log-probabilities than the model computes of it alone."""
-    together, lengths = next_logprobs(plain, batch), batch.attention_mask.sum(1).tolist()
+def _check_padding(plain: Forward, batch: Batch, together: Tensor) -> None:
+    """Raise `ModelError` if a row has other log-probabilities alone than `together` with others, padded."""
+    lengths = batch.attention_mask.sum(1).tolist()
 
     def compute() -> tuple[Tensor, ...]:
         alone = []

@@ -70,8 +70,9 @@ def choose_fast(
 
 
 def _find_routers(forward: FastForward, batch: Batch) -> None:
-    """Set the routers of a mixture model, or why there are none."""
-    routers = find_routers(forward.model, partial(next_logprobs, forward.in_float32(), batch))
+    """Set the routers of a mixture model, or why there are none. One row shows them."""
+    row = batch.rows(torch.tensor([0], device=forward.device))
+    routers = find_routers(forward.model, partial(next_logprobs, forward.in_float32(), row))
     forward.routers, forward.unreachable_routers = (None, routers) if isinstance(routers, str) else (routers, "")
 
 

@@ -32,6 +32,9 @@ wrong modes that are known differed by 1.3e-3, in a model with random weights of
 TOKENS = 6
 """Tokens of an answer in the comparison."""
 
+TOKENS_WITHOUT_CACHE = 2
+"""The same where nothing is kept from one token to the next, and each takes a forward pass of its whole sequence."""
+
 WINDOW = 4
 """Tokens of the windows in a second comparison: an answer of `TOKENS` is longer."""
 
@@ -76,7 +79,7 @@ def _possible(forward: Forward) -> Iterator[SamplingMode]:
 @torch.no_grad()
 def _fault(view: PolicySnapshot, mode: SamplingMode) -> str:
     """Return what is wrong with a mode; empty if nothing is."""
-    sampling = SamplingParams(max_tokens=TOKENS)
+    sampling = SamplingParams(max_tokens=TOKENS if mode.use_cache else TOKENS_WITHOUT_CACHE)
     rule = StopRule(view, sampling)
     sequences = [
         SequenceState(request, stream_key(0, request.stream), rule.max_new_tokens(request))
