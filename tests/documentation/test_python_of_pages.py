@@ -36,7 +36,6 @@ PLACES: dict[str, list[str]] = {
     "docs/environments.md": [HERE, HERE],
     "docs/explain.md": ["extras/explain/test_explain.py"],
     "docs/methods/target.md": [HERE],
-    "docs/models.md": ["models/test_text_part.py"],
     "docs/pieces.md": ["cli/test_printed_programs.py"] * 16,
     "docs/reading-a-run.md": ["extras/record/test_documented_queries.py"],
     "docs/recipe.md": [HERE],
