@@ -55,6 +55,7 @@ class Shape:
             layer_matrices=tuple(layer * self.layers),
             hidden_size=self.hidden,
             layers=self.layers,
+            attention_layers=self.layers,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=head_dim,

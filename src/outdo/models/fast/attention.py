@@ -32,7 +32,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
     output = scaled_dot_product_attention(
         query, key, value, allowed, is_causal=causal, scale=rule.scaling, enable_gqa=grouped
     )
-    return output[..., :width]
+    return output if rule.sinks is None else output[..., :width]
 
 
 def _capped_attention(
