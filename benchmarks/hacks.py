@@ -325,7 +325,7 @@ def judged(case: Case, run: Path) -> dict[str, Any]:
 def kept(case: Case, run: Path, *, hack: bool, machine: str) -> kept_runs.Row:
     """Return what the doctor reads of a run, and the rules that describe what it became."""
     rules = case.rules if hack else BROKEN if case.scorer else ()
-    of_hacks = hack and bool({*rules} & {*HACKS})  # a reward for length is named as one, which is not a rule of hacks
+    of_hacks = hack and {*rules} <= {*HACKS}  # a reward for length, and too large steps, are named as what they are
     row = kept_runs.row(run, name=case.name, machine=machine, rules=rules, hack=of_hacks)
     return row | {"set_on": case in SET_ON}
 
