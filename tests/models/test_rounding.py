@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from outdo.models import probe
 from outdo.models.choose_forward import choose_forward
 from outdo.models.fast.forward import FastForward
+from outdo.models.fast.layout import Rule
 from outdo.models.fast.packed import Packed
 from outdo.models.forward import Forward
 from outdo.models.policy import Policy
@@ -45,6 +46,10 @@ def sampling_of(model: PreTrainedModel) -> str:
     return BuiltinEngine(policy).choice.mode.name
 
 
+def without_sinks(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Rule]:
+    return query, key, value, rule._replace(sinks=None)
+
+
 @LARGE
 def test_a_model_with_the_numbers_of_a_large_one_takes_the_fast_way(arch):
     model = large_model(arch)
@@ -72,7 +77,10 @@ def test_a_vocabulary_of_262144_tokens_takes_the_fast_way():
 
 @pytest.mark.parametrize(("arch", "changes"), WRONG)
 def test_each_wrong_way_that_is_known_is_refused_with_large_numbers_too(arch, changes, monkeypatch):
-    monkeypatch.setattr("outdo.models.fast.forward.STATEFUL", ())  # as if outdo did not know the convolutions of LFM2
+    """As if outdo knew neither the convolutions of LFM2 nor the attention sinks of gpt-oss."""
+    monkeypatch.setattr("outdo.models.fast.forward.STATEFUL", ())
+    attend = Packed.attend
+    monkeypatch.setattr(Packed, "attend", lambda row, *qkv_and_rule: attend(row, *without_sinks(*qkv_and_rule)))
     forward = choose_forward(enlarged(other_model(arch, **changes)))
     assert forward.layout == "padded"
     assert forward.reason
