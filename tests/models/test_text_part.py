@@ -1,6 +1,7 @@
 """A model that also reads images is trained by its text part, and what is saved is the whole model again."""
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 from outdo.extras.reward_models.model import RewardModel
 from outdo.models.adapter import adapter_config
 from outdo.models.inspect_folder import conversion_notes, inspect_folder
-from outdo.models.loading import load_model
+from outdo.models.loading import load_model, save_model
 from outdo.models.policy import Policy
 from outdo.testing import byte_bpe_tokenizer
 from outdo.utils.errors import ModelError
@@ -121,6 +122,21 @@ def test_the_facts_of_a_folder_are_those_of_its_text_part(whole):
     assert facts.parameters + facts.other_parts == total
     (note,) = conversion_notes(facts)
     assert f"its text part is trained; the {facts.other_parts:,} weights of the parts that read images" in note
+
+
+def test_a_text_part_in_several_files_is_whole_too(gemma3, tmp_path):
+    policy = Policy.load(gemma3)
+    save_model(policy.model, tmp_path / "saved", policy.other_parts, max_shard_size="20KB")
+    assert len(list((tmp_path / "saved").glob("model-*-of-*.safetensors"))) > 1
+    after = load_whole(tmp_path / "saved").state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in load_whole(gemma3).state_dict().items())
+
+
+def test_a_text_part_can_be_sent_to_another_process(gemma3):
+    model = load_model(gemma3)
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model) is transformers.Gemma3ForConditionalGeneration
+    assert torch.equal(logits(again), logits(model))
 
 
 @pytest.mark.parametrize("whole", ["qwen3_5", "gemma3"], indirect=True)

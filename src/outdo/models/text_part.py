@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outdo.models.inspect_folder import is_whole
-from outdo.models.weight_headers import SINGLE_FILE, is_of_text, weight_files, write_index
+from outdo.models.weight_headers import INDEX, SINGLE_FILE, is_of_text, weight_files, write_index
 from outdo.utils.errors import ModelError
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
@@ -63,7 +63,7 @@ def left_out(model: nn.Module) -> tuple[str, ...]:
 
 def with_public_class(model: PreTrainedModel) -> PreTrainedModel:
     """Give a text part the class of the whole model, by whose name it can be pickled; return the model."""
-    if left_out(model):
+    if "left_out" in vars(model):
         (_, model.__class__, *_) = type(model).__mro__
     return model
 
@@ -115,11 +115,13 @@ class OtherParts(NamedTuple):
     def write(self, folder: Path) -> None:
         """Make the folder of a saved text part whole. The weights keep their bits and names, in a file of their own.
 
-        Where the weights of the text part are in several files, the caller completes the folder by `write_index`.
+        Where replicas write the weights of the text part, the first one completes the folder by `write_index`.
         """
         save_file(self.weights, folder / "model-other-parts.safetensors", {"format": "pt"})
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
         if (folder / SINGLE_FILE).is_file():  # libraries would read this file alone
             (folder / SINGLE_FILE).rename(folder / "model-text-part.safetensors")
+            write_index(folder)
+        elif (folder / INDEX).is_file():
             write_index(folder)
