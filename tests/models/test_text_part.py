@@ -101,6 +101,7 @@ def changed(policy: Policy) -> Policy:
 
 def test_what_is_saved_is_the_whole_model_with_the_trained_weights(whole, tmp_path):
     original, policy = load_whole(whole), Policy.load(whole)
+    assert policy.forward.layout == "shared", policy.forward.reason
     assert torch.equal(logits(policy.model), logits(original))
     saved = tmp_path / "saved"
     changed(policy).save(saved)
