@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from outdo.extras.reward_models.model import RewardModel
+from outdo.extras.vllm.weights import write_weights
 from outdo.models.adapter import adapter_config
 from outdo.models.inspect_folder import conversion_notes, inspect_folder
-from outdo.models.loading import load_model, save_model
+from outdo.models.loading import adapter_size, load_model, save_model
 from outdo.models.policy import Policy
 from outdo.testing import byte_bpe_tokenizer
 from outdo.utils.errors import ModelError
@@ -153,6 +154,27 @@ def test_an_adapter_fits_the_whole_model_merged_or_not(whole, tmp_path):
     trained = {name.replace(".default.", ".") for name in dict(policy.model.named_parameters()) if "lora" in name}
     attached = {name for name, _ in on_whole.named_parameters() if "lora" in name}
     assert {name.removeprefix("base_model.model.").replace(".default.", ".") for name in attached} == trained
+
+
+@pytest.mark.parametrize("adapter", [None, "lora"])
+@pytest.mark.parametrize("whole", ["qwen3_5", "gemma3", "mistral3"], indirect=True)
+def test_what_vllm_gets_is_whole(whole, adapter, tmp_path):
+    policy = changed(Policy.load(whole, adapter=adapter_config(adapter, r=4) if adapter else None))
+    (tmp_path / "delivered").mkdir()
+    write_weights(policy, tmp_path / "delivered", as_adapter=False)
+    delivered = load_whole(tmp_path / "delivered")
+    torch.testing.assert_close(logits(delivered), logits(policy.model), rtol=0, atol=1e-5)
+
+
+def test_a_package_that_another_part_needs_is_named(gemma3, monkeypatch):
+    def make(*arguments: Any, **options: Any) -> None:
+        raise ImportError("TimmWrapperModel requires the timm library: pip install timm")
+
+    monkeypatch.setattr("transformers.models.gemma3.modeling_gemma3.Gemma3Model.__init__", make)
+    facts = inspect_folder(gemma3)
+    for load in (load_model, lambda facts: adapter_size(facts, adapter_config("lora", r=4))):
+        with pytest.raises(ModelError, match="pip install timm"):
+            load(facts)
 
 
 def test_targets_that_a_user_excludes_stay_excluded(gemma3):

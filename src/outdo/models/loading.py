@@ -146,7 +146,8 @@ def adapter_size(
     auto: Any = AutoModelForCausalLM if kind is LANGUAGE_MODEL else AutoModelForSequenceClassification
     base = config_of(facts)
     with torch.device("meta"):
-        model = auto_class(auto, base).from_config(base)
+        with _as_model_error(facts.name):
+            model = auto_class(auto, base).from_config(base)
         model = model if weights == "float32" else model.bfloat16()
         try:
             attach(model, config)

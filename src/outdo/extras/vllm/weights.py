@@ -150,10 +150,10 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 def _without_equal_head(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a model, those of embedding and head once if they share one that is still the same."""
     whole = _ends(model) | weights
-    if model.config.get_text_config().tie_word_embeddings:
-        embedding, head = _ends(model)
-        if torch.equal(whole[embedding], whole[head]):
-            del whole[head]
+    embedding, head = _ends(model)
+    # A model that reads images has a configuration of its text as well, which can say something else of this.
+    if {embedding, head} & {*model.all_tied_weights_keys} and torch.equal(whole[embedding], whole[head]):
+        del whole[head]
     return whole
 
 
