@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -112,8 +113,12 @@ def _measured_apart(family: str) -> dict[str, Any]:
     os.close(writer)
     with os.fdopen(reader, "rb") as read:
         written = read.read()
-    os.waitpid(child, 0)
-    return json.loads(written) if written else _row(family, error=f"takes more than {SECONDS} s to choose a way")
+    _, status = os.waitpid(child, 0)
+    if written:
+        return json.loads(written)
+    name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+    took_long = name in ("SIGXCPU", "SIGKILL")  # at the soft limit, and at the hard one
+    return _row(family, error=f"takes more than {SECONDS} s to choose a way" if took_long else f"ends with {name}")
 
 
 def measured(family: str) -> dict[str, Any]:
