@@ -9,7 +9,7 @@ import pytest
 from doctor_cases import GRPO, found_by, jumping, merged, steps
 
 TOPIC = "about a _ Use"
-HACKS = Path(__file__).parents[3] / "docs/hacks.jsonl"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def course(values: dict[int, float], *, name: str = f"eval/reads/{TOPIC}", **others: float) -> list[dict[str, Any]]:
@@ -112,13 +112,20 @@ def test_a_broken_policy_has_not_stopped_reading_for_its_reward() -> None:
     assert said(merged(course({0: 13.6, 15: 0.3, 30: 7.7}), falling)) == []
 
 
-def test_the_runs_of_the_benchmark_of_hacks_are_told_apart_by_their_first_and_last_evaluation() -> None:
-    for run in map(json.loads, HACKS.read_text().splitlines()):
+@pytest.mark.parametrize(
+    ("file", "reading"),
+    # A learning rate ten times too high left the answers of one run without their question: `test_real_runs.py`.
+    [("hacks-all-weights", "sound|learning rate|twenty"), ("hacks", "sound|twenty")],
+)
+def test_the_runs_of_the_benchmark_of_hacks_are_told_apart_by_their_first_and_last_evaluation(
+    file: str, reading: str
+) -> None:
+    for run in map(json.loads, (DOCS / f"{file}.jsonl").read_text().splitlines()):
         lines = [
             {"step": step} | {f"eval/{name}": value for name, value in run[when].items()}
             for step, when in ((0, "before"), (25, "after"))
         ]
-        if re.match("sound|learning rate|twenty", run["name"]):
+        if re.match(reading, run["name"]):
             assert said(lines) == [], run["name"]
         elif run["first"] == "stopped_reading":
             assert said(lines), run["name"]
