@@ -44,6 +44,15 @@ ARCHITECTURES: dict[str, dict[str, object]] = {  # model type: its special setti
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 16,
     },
+    "bailing_hybrid": {  # Kimi's delta attention, and latent attention in every second layer
+        "layer_group_size": 2,
+        "first_k_dense_replace": 99,  # no experts
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+    },
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 8},  # Mamba 2
     "mamba": {"state_size": 4},  # no attention, no limit of length
 }
@@ -87,7 +96,7 @@ def tiny_model(
     shape = {key: value for key, value in shape.items() if key not in FOREIGN.get(arch, ())}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = AutoConfig.for_model(arch, **shape, **ARCHITECTURES[arch])
+        config = AutoConfig.for_model(arch, **(shape | ARCHITECTURES[arch]))
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     if folder is not None:
         model.save_pretrained(folder)

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.families import BEGIN, PAGE, is_fast, measured, page, read_rows
 
-FAST = ("qwen3", "gpt_oss", "qwen3_5_text", "gemma3_text", "mistral", "ministral3", "smollm3", "llama")
+FAST = ("qwen3", "gpt_oss", "qwen3_5_text", "kimi_linear", "gemma3_text", "mistral", "ministral3", "smollm3", "llama")
 
 
 def test_the_page_is_what_the_rows_say():

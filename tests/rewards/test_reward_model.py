@@ -19,7 +19,8 @@ from outdo.testing import ARCHITECTURES, CHAT_TEMPLATE, tiny_model
 from outdo.types import FinishReason, Group, Prompt, Rollout
 from outdo.utils.errors import ModelError, NonFiniteWeightsError, OutdoError, UserError
 
-CAUSAL = sorted(set(ARCHITECTURES) - {"bamba", "lfm2", "mamba"})  # transformers has no classifiers of these
+WITHOUT = {"bailing_hybrid", "bamba", "lfm2", "mamba"}  # transformers has no classifiers of these
+CAUSAL = sorted(set(ARCHITECTURES) - WITHOUT)
 LEARNING = OptimiserSettings(lr=3e-3)
 
 

@@ -18,7 +18,8 @@ from outdo.testing import tiny_model
 from outdo.types import Batch, Completion, FinishReason, Group, Prompt, Request, Rollout
 from outdo.utils.rng import Stream
 
-SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "lfm2", "qwen3_5_text", "bamba")
+SHARED = ("qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox")
+SHARED += ("lfm2", "qwen3_5_text", "bailing_hybrid", "bamba")
 VOCABULARY = 264
 
 CONVOLUTIONS = ["conv", "full_attention"]
@@ -28,6 +29,16 @@ DELTA_NETS: dict[str, object] = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 16,
+}
+LATENT: dict[str, object] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "dense"],
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MAMBA: dict[str, object] = {
@@ -46,6 +57,8 @@ STATEFUL: dict[str, dict[str, object]] = {  # families of models with a state, f
     "qwen3_5_moe_text": DELTA_NETS | EXPERTS | {"head_dim": 8, "shared_expert_intermediate_size": 32},
     "qwen3_next": DELTA_NETS | {"head_dim": 8, "num_experts": 0},
     "olmo_hybrid": DELTA_NETS | {"linear_num_value_heads": 2, "linear_allow_neg_eigval": True},
+    "kimi_linear": LATENT | {"linear_num_heads": 4, "linear_head_dim": 8},
+    "bailing_hybrid": LATENT | {"linear_num_heads": 4, "linear_head_dim": 8, "kda_lower_bound": -2.0},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 8, "expand": 2},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
     "granitemoehybrid": MAMBA

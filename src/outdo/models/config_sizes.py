@@ -1,6 +1,6 @@
 """What the configuration of a model says about its sizes, whatever the names are in its architecture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SIZES = {  # fact: the names it has in the config.json of various architectures
@@ -10,7 +10,10 @@ SIZES = {  # fact: the names it has in the config.json of various architectures
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
     "head_dim": ("head_dim",),
     "vocab_size": ("vocab_size",),
-    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+    "max_positions": (
+        *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+        "model_max_length",  # Kimi Linear, Ling 3.0
+    ),
 }
 
 GROUPS = ("n_groups", "mamba_n_groups", "mamba_ngroups")
@@ -48,14 +51,34 @@ def _sizes_of_layers(config: Mapping[str, Any], layers: int | None) -> dict[str,
 
 def _layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
     """Return the kind of each layer, such as full_attention, linear_attention, conv or mamba; empty: all attend."""
-    kinds, attending = config.get("layer_types") or config.get("layers_block_type"), config.get("attn_layer_indices")
+    kinds = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(kinds, list):
         return [kind for kind in kinds if isinstance(kind, str)]
-    if isinstance(attending, list):  # Bamba
-        return ["attention" if index in attending else "mamba" for index in range(layers)]
+    if attending := _attending_layers(config, layers):
+        indices, other = attending
+        return ["attention" if index in indices else other for index in range(layers)]
     if "mamba_d_ssm" in config:  # Falcon-H1
         return [BOTH] * layers
     return ["mamba"] * layers if config.get("model_type") == "mamba2" else []
+
+
+def _attending_layers(config: Mapping[str, Any], layers: int) -> tuple[Sequence[int], str] | None:
+    """Return the indices of the layers that attend, and the kind of the others, where the former alone are named."""
+    indices, group = config.get("attn_layer_indices"), config.get("layer_group_size")
+    numbers = _linear_attention(config).get("full_attn_layers")
+    if isinstance(indices, list):  # Bamba
+        return indices, "mamba"
+    if isinstance(numbers, list):  # Kimi Linear, as it is published
+        return [number - 1 for number in numbers], "linear_attention"
+    if isinstance(group, int) and group > 0:  # Ling 3.0, as it is published
+        return range(group - 1, layers, group), "linear_attention"
+    return None
+
+
+def _linear_attention(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration, with what Kimi Linear, as it is published, has in one of its own for linear layers."""
+    inner = config.get("linear_attn_config")
+    return {**config, **inner} if isinstance(inner, Mapping) else config
 
 
 def _state_numbers(config: Mapping[str, Any], kind: str) -> int:
@@ -65,7 +88,9 @@ def _state_numbers(config: Mapping[str, Any], kind: str) -> int:
     """
 
     def size(*names: str) -> int:
-        return next((value for name in names if isinstance(value := config.get(name), int)), 0)
+        return next((value for name in names if isinstance(value := linear.get(name), int)), 0)
+
+    linear = _linear_attention(config)
 
     if kind == "conv":  # LFM2
         return (size("conv_L_cache") - 1) * size("hidden_size")
@@ -74,6 +99,10 @@ def _state_numbers(config: Mapping[str, Any], kind: str) -> int:
         of_key, of_value = size("linear_key_head_dim"), size("linear_value_head_dim")
         before = max(0, size("linear_conv_kernel_dim") - 1)
         return heads * of_key * of_value + before * (2 * keys * of_key + heads * of_value)
+    if kind == "linear_attention" and linear.keys() & {"linear_num_heads", "short_conv_kernel_size"}:  # Kimi's
+        width = size("linear_head_dim", "head_dim")
+        before = max(0, size("linear_conv_kernel_dim", "short_conv_kernel_size") - 1)
+        return size("linear_num_heads", "num_heads", "num_attention_heads") * width * (width + 3 * before)
     if kind in ("mamba", "linear_attention", BOTH):
         heads = size("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads")
         of_head = size("mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim")

@@ -1,17 +1,20 @@
 """Layers with a state in the shared layout: an answer continues its prompt, and no sequence reads another one."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
-from engine_cases import STATEFUL, apart, gradient, other_model, ragged, scorer, shared, tokens
+from engine_cases import LATENT, STATEFUL, apart, gradient, other_model, ragged, scorer, shared, tokens
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from outdo.models.fast.choice import _RecordedRules
 from outdo.models.fast.forward import FastForward, stateful_layers
 from outdo.models.fast.layout import StatefulLayer
 from outdo.models.fast.packed import Packed, pack
-from outdo.models.fast.recurrence import sigmoid, softplus
+from outdo.models.fast.recurrence import Tokens, by_chunks, by_tokens, sigmoid, softplus
 from outdo.models.fast.short_convolution import ShortConvolution
 from outdo.models.forward import Forward
 from outdo.models.inspect_folder import inspect_folder
@@ -64,7 +67,7 @@ def numbers(*shape: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------------- reading as sampling does
 
-ONE_OF_EACH_KIND = {"lfm2": 32, "qwen3_5_text": 104, "olmo_hybrid": 68, "bamba": 100}
+ONE_OF_EACH_KIND = {"lfm2": 32, "qwen3_5_text": 104, "olmo_hybrid": 68, "kimi_linear": 132, "bamba": 100}
 """A family with each kind of layer, and the numbers that it reads of a token."""
 
 each_kind = pytest.mark.parametrize("arch", ONE_OF_EACH_KIND)
@@ -123,6 +126,21 @@ def test_a_sequence_read_at_once_is_one_read_token_by_token(arch: str, length: i
         torch.testing.assert_close(at_once, by_steps, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("channels", [1, 8], ids=["of heads", "of channels"])
+def test_what_fades_at_once_gives_finite_numbers(channels: int):
+    """Within a chunk, 1 / γ is then larger than any number of float32."""
+    query, key, value = numbers(3, 1, 2, 40, 8)  # [R, heads, L, d]
+    leaf = (-30 * numbers(1, 2, 40, channels).abs()).requires_grad_()
+    found = []
+    for recur in (by_chunks, by_tokens):
+        of_tokens = Tokens(query, key / key.norm(dim=-1, keepdim=True), value, leaf, torch.full((1, 2, 40), 0.5))
+        output, end = recur(of_tokens, torch.ones(1, 2, 8, 8))
+        found += [output, end, *torch.autograd.grad(output.sum() + end.sum(), leaf)]
+    assert leaf.sum(2).max() < -600
+    for by_chunk, by_token in zip(found[:3], found[3:], strict=True):
+        torch.testing.assert_close(by_chunk, by_token, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("x", [-1e4, -100.0, -20.0, -1.0, 0.5, 20.0, 1e4])
 def test_the_functions_of_a_token_are_those_of_torch(x: float):
     for function, expected in ((sigmoid, torch.sigmoid), (softplus, torch.nn.functional.softplus)):
@@ -165,13 +183,15 @@ def two_groups() -> Batch:
         ("lfm2", ["conv", "conv"]),
         ("qwen3_5_text", ["linear_attention", "full_attention", "linear_attention"]),
         ("qwen3_5_text", ["linear_attention", "linear_attention"]),
+        ("kimi_linear", ["linear_attention", "full_attention", "linear_attention"]),
         ("granitemoehybrid", ["mamba", "attention", "mamba"]),
     ],
 )
 def test_no_sequence_reads_another_one_and_every_answer_reads_its_prompt(arch: str, types: list[str]):
     """The derivative of a token's hidden state by the embedding of a token that it does not read is exactly 0."""
-    changes = STATEFUL[arch] | ({"conv_L_cache": 4} if arch == "lfm2" else {})
-    model = other_model(arch, **changes | {"num_hidden_layers": len(types), "layer_types": types})
+    changes: dict[str, object] = STATEFUL[arch] | ({"conv_L_cache": 4} if arch == "lfm2" else {})
+    changes |= {"num_hidden_layers": len(types), "layer_types": types, "mlp_layer_types": ["dense"] * len(types)}
+    model = other_model(arch, **changes)
     forward = FastForward(Forward(model, plain_head=True), "shared")
     packed = pack(two_groups())
     sequence = _sequences(packed.rows, packed.positions, two_groups())
@@ -247,14 +267,43 @@ def test_the_model_has_its_own_layers_outside_of_a_call(arch: str, kind: str):
 
 
 @pytest.mark.parametrize("arch", STATEFUL)
-def test_the_facts_of_a_folder_count_what_its_layers_keep_of_a_sequence(arch, tmp_path):
+def test_the_facts_of_a_folder_count_what_its_layers_keep_of_a_sequence(arch: str, tmp_path: Path):
     model = other_model(arch, **STATEFUL[arch])
     model.save_pretrained(tmp_path)
-    facts, layers = inspect_folder(tmp_path), stateful_layers(model)
+    check_facts(tmp_path, model)
+
+
+DELTA = {"num_heads": 2, "head_dim": 16, "short_conv_kernel_size": 3, "full_attn_layers": [3], "kda_layers": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("arch", "published"),
+    [
+        ("kimi_linear", {"num_hidden_layers": 3, "linear_attn_config": DELTA, "head_dim": 8}),
+        (
+            "bailing_hybrid",
+            {"num_hidden_layers": 6, "layer_group_size": 3, "short_conv_kernel_size": 3, "head_dim": 8},
+        ),
+    ],
+)
+def test_the_names_that_published_configurations_have_for_this_are_known(arch: str, published: dict, tmp_path: Path):
+    """transformers saves others. A published model has layers without experts as its first ones."""
+    layers = published["num_hidden_layers"]
+    changes = LATENT | published | {"layer_types": None, "mlp_layer_types": ["dense"] * layers}
+    model = other_model(arch, **changes)
+    model.save_pretrained(tmp_path)
+    sizes = {name: size for name, size in model.config.to_dict().items() if "linear" not in name}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | published | {"layer_types": None}))
+    check_facts(tmp_path, model)
+
+
+def check_facts(folder: Path, model: PreTrainedModel) -> None:
+    facts, layers = inspect_folder(folder), stateful_layers(model)
     widths = [(getattr(layer.module, "conv", None) or layer.module.conv1d).in_channels for layer in layers]
     states = [layer.begin(torch.zeros(1, 1, width)) for layer, width in zip(layers, widths, strict=True)]
     assert facts.state_numbers == sum(tensor.numel() for state in states for tensor in state)
+    assert facts.max_positions == getattr(model.config, "max_position_embeddings", None)
     recorded = _RecordedRules(pack(ragged()))
-    if arch != "mamba2":  # which has no attention, and hands no layout to its layers
+    if model.config.model_type != "mamba2":  # which has no attention, and hands no layout to its layers
         recorded.run(FastForward(Forward(model), "shared"))
     assert facts.attention_layers == len(recorded.rules)

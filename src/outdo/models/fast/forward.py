@@ -22,6 +22,7 @@ from transformers.modeling_utils import AttentionInterface
 from outdo.models import onednn
 from outdo.models.fast.fused_modules import Kind, fused_modules, readers
 from outdo.models.fast.gated_delta_net import GatedDeltaNet
+from outdo.models.fast.kimi_delta_attention import KimiDeltaAttention
 from outdo.models.fast.layout import Layout, Rule, StatefulLayer
 from outdo.models.fast.mamba2 import Mamba2
 from outdo.models.fast.packed import Packed, pack
@@ -35,7 +36,7 @@ from outdo.types.rows import UNKNOWN_EXPERT
 
 NAME = "outdo"
 
-STATEFUL: tuple[type[StatefulLayer], ...] = (ShortConvolution, GatedDeltaNet, Mamba2)
+STATEFUL: tuple[type[StatefulLayer], ...] = (ShortConvolution, GatedDeltaNet, KimiDeltaAttention, Mamba2)
 """The kinds of layers with a state that the shared layout computes."""
 
 

@@ -55,18 +55,20 @@ class GatedDeltaNet(Recurrence):
         module, (heads, of_key, of_value) = self.module, self.shape
         keys = module.num_k_heads * of_key
         query, key, value = convolved.split([keys, keys, heads * of_value], -1)
-        query, key = (_normalised(by_head(part, module.num_k_heads, heads)) for part in (query, key))
+        query, key = (normalised(by_head(part, module.num_k_heads, heads)) for part in (query, key))
         b, a = others.transpose(1, 2).chunk(2, 1)  # [R, heads, L]
+        log_decay = -wide(module.A_log).exp()[:, None] * softplus(a + module.dt_bias[:, None])
         return Tokens(
             query=query * of_key**-0.5,
             key=key,
             value=by_head(value, heads, heads),
-            log_decay=-wide(module.A_log).exp()[:, None] * softplus(a + module.dt_bias[:, None]),
+            log_decay=log_decay[..., None],
             rate=sigmoid(b) * (2 if getattr(module, "allow_neg_eigval", False) else 1),
         )
 
 
-def _normalised(part: Tensor) -> Tensor:
+def normalised(part: Tensor) -> Tensor:
+    """Divide keys or queries [..., d] by their lengths."""
     return part * (part.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
 
 

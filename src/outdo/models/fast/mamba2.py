@@ -54,6 +54,6 @@ class Mamba2(Recurrence):
             query=by_head(c, groups, heads),
             key=by_head(b, groups, heads),
             value=x * steps[..., None],
-            log_decay=-wide(module.A_log).exp()[:, None] * steps,
+            log_decay=(-wide(module.A_log).exp()[:, None] * steps)[..., None],
             direct=x * module.D[:, None, None],
         )

@@ -4,7 +4,7 @@ A short convolution makes queries, keys and values. Every family has another rul
 the matrix fades.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ class Tokens(NamedTuple):
     query: Tensor  # [R, heads, L, dk]
     key: Tensor  # [R, heads, L, dk]
     value: Tensor  # [R, heads, L, dv]
-    log_decay: Tensor  # [R, heads, L] log α
+    log_decay: Tensor  # [R, heads, L, 1] log α; [R, heads, L, dk] of each channel of the key
     rate: Tensor | None = None  # [R, heads, L] β; None: values are written as they are
     direct: Tensor | None = None  # [R, heads, L, dv] what is added to y
 
@@ -33,7 +33,7 @@ class Recurrence(StatefulLayer):
     """Sₜ = αₜ Sₜ₋₁ + kₜ δₜᵀ and yₜ = Sₜᵀ qₜ in each head, with S [dk, dv] and 0 before the first token.
 
     What is written is δₜ = vₜ (a state space: Mamba 2), or the difference from what S returns for the key already, δₜ =
-    βₜ (vₜ - αₜ Sₜ₋₁ᵀ kₜ) (the delta rule).
+    βₜ (vₜ - (αₜ Sₜ₋₁)ᵀ kₜ) (the delta rule). αₜ is a number, or one for each row of S (Kimi's delta attention).
 
     The state is the last K - 1 inputs of the module's convolution, [R, K - 1, C], and S, [R, heads, dk, dv]. As in the
     modules, it is computed in float32 at least. What `scan` reads begins with the C inputs of the convolution.
@@ -73,8 +73,8 @@ class Recurrence(StatefulLayer):
             x, after = convolve(self.module.conv1d, x, lengths, before)
             tokens = self.tokens(x * sigmoid(x), others)
             if lengths is not None:  # padding writes nothing, and lets nothing fade
-                real = (torch.arange(length, device=inputs.device) < lengths[:, None])[:, None]  # [R, 1, L]
-                tokens = tokens._replace(key=tokens.key * real[..., None], log_decay=tokens.log_decay * real)
+                real = (torch.arange(length, device=inputs.device) < lengths[:, None])[:, None, :, None]  # [R, 1, L, 1]
+                tokens = tokens._replace(key=tokens.key * real, log_decay=tokens.log_decay * real)
             output, matrix = recur(tokens, matrix)
             if tokens.direct is not None:
                 output = output + tokens.direct
@@ -84,46 +84,42 @@ class Recurrence(StatefulLayer):
 def by_tokens(tokens: Tokens, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Compute y [R, heads, L, dv] and the S after L tokens, token by token: few and small operators for one token."""
     query, key, value, log_decay, rate = tokens[:5]
+    decays = log_decay.exp()  # [R, heads, L, 1 or dk]
     reads = query[..., None, :] if rate is None else torch.stack([query, key], 3)  # [R, heads, L, 1 or 2, dk]
-    decays, products = log_decay.exp()[..., None, None], (query * key).sum(-1, keepdim=True)
+    of_faded, products = reads * decays[..., None, :], (query * key).sum(-1, keepdim=True)
     outputs: list[Tensor] = []
     for number in range(value.shape[2]):
-        by_query, *by_key = (reads[:, :, number] @ matrix * decays[:, :, number]).unbind(2)  # from the faded S, at once
+        by_query, *by_key = (of_faded[:, :, number] @ matrix).unbind(2)  # from the faded S, at once
         change = value[:, :, number]
         if rate is not None:
             change = (change - by_key[0]) * rate[:, :, number, None]
         outputs.append(by_query + products[:, :, number] * change)
-        matrix = torch.addcmul(matrix * decays[:, :, number], key[:, :, number, :, None], change[..., None, :])
+        faded = matrix * decays[:, :, number, :, None]
+        matrix = torch.addcmul(faded, key[:, :, number, :, None], change[..., None, :])
     return torch.stack(outputs, 2), matrix
 
 
 def by_chunks(tokens: Tokens, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the same by matrix products over chunks of tokens (Yang, Kautz and Hatamizadeh, arXiv 2412.06464).
 
-    Within a chunk that begins with S, let γₜ be the product of α up to token t, and Gₜᵢ = γₜ / γᵢ for i ≤ t. Then
+    Within a chunk that begins with S, let γₜ be the product of α up to token t, and (A Bᵀ ∘ G)ₜᵢ the sum over the
+    channels of aₜ bᵢ γₜ / γᵢ for i ≤ t. Then
 
-        Y = diag(γ) Q S + (Q Kᵀ ∘ G) Δ,   S' = γ S + (diag(γ / γₜ) K)ᵀ Δ   with the γ of the last token,
-        (I + L) Δ = diag(β) (V - diag(γ) K S),   L = diag(β) (K Kᵀ ∘ G) below its diagonal   (or Δ = V)
+        Y = (γ Q) S + (Q Kᵀ ∘ G) Δ,   S' = γ S + (γ / γₜ K)ᵀ Δ   with the γ of the last token,
+        (I + L) Δ = diag(β) (V - (γ K) S),   L = diag(β) (K Kᵀ ∘ G) below its diagonal   (or Δ = V)
     """
-    length = tokens.value.shape[2]
-    chunk = min(CHUNK, length)
+    length, of_heads = tokens.value.shape[2], tokens.log_decay.shape[-1] == 1
+    chunk = min(CHUNK, length) if of_heads else CHUNK
     query, key, value, log_decay = (_in_chunks(part, chunk) for part in tokens[:4])  # [R, heads, n, chunk, ...]
-    total = log_decay.cumsum(-1)  # log γ
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=total.device).triu(1)
-    decay = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()  # G
-    parts = [
-        query * total.exp()[..., None],
-        (query @ key.transpose(-1, -2)) * decay,
-        key * (total[..., -1:] - total).exp()[..., None],
-        total[..., -1].exp()[..., None, None],
-    ]
-    if tokens.rate is None:
+    rate = None if tokens.rate is None else _in_chunks(tokens.rate, chunk)[..., None]
+    total = log_decay.cumsum(-2)  # log γ
+    of_queries, *lower = _weights(query, key, rate, total)
+    parts = [query * total.exp(), of_queries, key * (total[..., -1:, :] - total).exp(), total[..., -1, :, None].exp()]
+    if rate is None:
         parts.append(value)
     else:
-        rate = _in_chunks(tokens.rate, chunk)[..., None]
-        lower = rate * (key @ key.transpose(-1, -2)) * decay
-        right_sides = rate * torch.cat([value, key * total.exp()[..., None]], -1)
-        solved = torch.linalg.solve_triangular(lower, right_sides, upper=False, unitriangular=True)
+        right_sides = rate * torch.cat([value, key * total.exp()], -1)
+        solved = torch.linalg.solve_triangular(*lower, right_sides, upper=False, unitriangular=True)
         parts += solved.split([value.shape[-1], key.shape[-1]], -1)  # Δ is the first - the second S
     outputs: list[Tensor] = []
     for read, weights, written, fading, change, *of_keys in zip(*(part.unbind(2) for part in parts), strict=True):
@@ -132,6 +128,35 @@ def by_chunks(tokens: Tokens, matrix: Tensor) -> tuple[Tensor, Tensor]:
         outputs.append(read @ matrix + weights @ change)
         matrix = fading * matrix + written.transpose(-1, -2) @ change
     return torch.cat(outputs, 2)[:, :, :length], matrix
+
+
+def _weights(query: Tensor, key: Tensor, rate: Tensor | None, total: Tensor) -> Sequence[Tensor]:
+    """Return Q Kᵀ ∘ G, and with β also L; log γ is [..., L, 1], or [..., L, dk] of each channel."""
+    keys, length = key.transpose(-1, -2), total.shape[-2]
+    if total.shape[-1] > 1:
+        of_queries, of_keys = _faded_products(torch.stack([query, key]), key, total)
+        return (of_queries,) if rate is None else (of_queries, rate * of_keys)
+    later = torch.ones(length, length, dtype=torch.bool, device=total.device).triu(1)
+    decay = (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()  # G
+    of_queries = (query @ keys) * decay
+    return (of_queries,) if rate is None else (of_queries, rate * (key @ keys) * decay)
+
+
+def _faded_products(reads: Tensor, key: Tensor, total: Tensor) -> Tensor:
+    """Compute reads Kᵀ ∘ G of L tokens, a power of two: [..., L, dk] -> [..., L, L].
+
+    γₜ / γᵢ is not the product of γₜ and 1 / γᵢ, which may be infinite. Between the halves of the tokens, it is the
+    product of what fades after the first half and what fades before its end, of which none is larger than 1.
+    """
+    if key.shape[-2] == 1:
+        return (reads * key).sum(-1, keepdim=True)
+    reads, key, total = (part.unflatten(-2, (2, -1)) for part in (reads, key, total))  # [..., 2, L / 2, dk]
+    first, second = _faded_products(reads, key, total).unbind(-3)
+    end = total[..., 0, -1:, :]
+    later = reads[..., 1, :, :] * (total[..., 1, :, :] - end).exp()
+    earlier = key[..., 0, :, :] * (end - total[..., 0, :, :]).exp()
+    between = later @ earlier.transpose(-1, -2)
+    return torch.cat([torch.cat([first, torch.zeros_like(between)], -1), torch.cat([between, second], -1)], -2)
 
 
 def _in_chunks(part: Tensor, chunk: int) -> Tensor:
