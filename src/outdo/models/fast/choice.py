@@ -47,7 +47,8 @@ def choose_fast(
     reason = "as requested"
     if attention != "padded":
         shared = FastForward(plain.in_float32(), "shared")
-        reason = probe.fault(shared) or _other_connection(shared, batch)
+        fault = probe.fault(shared)
+        reason = f"not shared: {fault}" if fault else _other_connection(shared, batch)
     if reason and attention not in ("auto", "padded"):
         raise ModelError(
             f'attention = "{attention}": the attention of {type(model).__name__} cannot be replaced ({reason}); '
