@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engine_cases import VOCABULARY, apart, gradient, other_model, ragged
+from engine_cases import STATEFUL, VOCABULARY, apart, gradient, other_model, ragged
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -23,6 +23,8 @@ CHOSEN = {
     "gemma2": ("norm", "attention"),
     "gemma3_text": ("norm", "attention"),
     "olmo2": ("norm", "mlp"),  # its attention normalises all heads together
+    "lfm2": ALL,
+    "qwen3_5_text": ALL,  # gates what attention reads, and rotates a part of each head
     "glm": ("norm",),  # rotates a part of each head, and has one product for gate and up
     "gpt2": (),
 }
@@ -30,7 +32,7 @@ CHOSEN = {
 
 def uneven(arch: str) -> PreTrainedModel:
     """A model whose norms do not all have the weights that they begin with."""
-    model = other_model(arch)
+    model = other_model(arch, **STATEFUL.get(arch, {}))
     source = torch.Generator().manual_seed(1)
     for name, weight in model.named_parameters():
         if "norm" in name:

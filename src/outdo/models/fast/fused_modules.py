@@ -7,6 +7,9 @@ silu(gate(x)), which is as large as the largest hidden state of a layer. Three k
     mlp        y = down(silu(gate(x)) · up(x))               keeps gate(x), up(x) and their product
     attention  y = o(attend(rotate(q(x)), rotate(k(x)), v(x)))   rotates by three operators instead of seven
 
+Attention may normalise its queries and keys, rotate the first part of each head alone, and multiply what it reads by
+σ(g) before o, where q makes g too (Qwen3.5).
+
 They read the weights of the modules in whose place they compute, and call their linear layers, whether those are
 patched, quantised or have an adapter. A module is found by the names of its parts, whatever its model is called;
 `choice.py` compares the model with and without them, and leaves a kind of module alone where it differs, or
@@ -16,7 +19,7 @@ where it calls operators whose effect a few tokens may not show (`OtherOperators
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +35,30 @@ Kind = Literal["norm", "mlp", "attention"]
 KINDS: tuple[Kind, ...] = ("norm", "mlp", "attention")
 Replaced = tuple[nn.Module, Callable[..., Any]]
 
-PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+class AttentionNames(NamedTuple):
+    """How an attention module calls its parts, beside q_proj, k_proj and v_proj."""
+
+    out: str = "o_proj"
+    norms: tuple[str, ...] = ()  # of queries, and of keys
+
+
+class MlpNames(NamedTuple):
+    """How a gated MLP calls its linear layers."""
+
+    gate: str
+    up: str
+    down: str
+
+
+PROJECTIONS = "q_proj", "k_proj", "v_proj"
+ATTENTIONS = (
+    AttentionNames(),
+    AttentionNames(norms=("q_norm", "k_norm")),
+    AttentionNames("out_proj", ("q_layernorm", "k_layernorm")),  # LFM2
+)
+MLP, MLP_OF_LFM2 = MlpNames("gate_proj", "up_proj", "down_proj"), MlpNames("w1", "w3", "w2")
+ACTIVATION = "act_fn"
 SILU = ("SiLU", "SiLUActivation")
 
 USUAL = frozenset(
@@ -41,6 +66,7 @@ USUAL = frozenset(
         *("add", "mul", "neg", "dropout"),
         *("view", "reshape", "flatten", "unflatten", "contiguous", "transpose", "permute", "expand"),
         *("squeeze", "unsqueeze", "chunk", "split", "cat", "to", "__get__", "__getitem__"),
+        *("silu", "sigmoid"),  # which change every number
     }
 )
 """The operators by which gated MLPs and rotations compute the formulas above, beside those of their parts."""
@@ -61,10 +87,10 @@ def readers(model: nn.Module, kinds: Collection[Kind]) -> Iterator[tuple[nn.Modu
     """Yield the layers of modules of some kinds that read the same input, for `onednn.patched_linears`."""
     for module in model.modules():
         parts: Any = module
-        if "attention" in kinds and _is_attention(module):
+        if "attention" in kinds and _attention_names(module):
             yield parts.q_proj, parts.k_proj, parts.v_proj
-        elif "mlp" in kinds and _is_mlp(module):
-            yield parts.gate_proj, parts.up_proj
+        elif "mlp" in kinds and (names := _mlp_names(module)):
+            yield getattr(module, names.gate), getattr(module, names.up)
 
 
 def modules_of(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Replaced]:
@@ -73,12 +99,13 @@ def modules_of(model: nn.Module, kind: Kind, rules: Sequence[Rule]) -> list[Repl
     No attention module is, in a model that calls attention elsewhere too: there is not one rule for each.
     """
     if kind == "attention":
-        modules = [module for module in model.modules() if _is_attention(module)]
+        named = [(module, names) for module in model.modules() if (names := _attention_names(module))]
         signed = _SignedSines()
-        pairs = zip(modules, rules, strict=True) if len(modules) == len(rules) else ()
-        return [(module, partial(_attention, module, rule, signed)) for module, rule in pairs]
+        pairs = zip(named, rules, strict=True) if len(named) == len(rules) else ()
+        return [(module, partial(_attention, module, names, rule, signed)) for (module, names), rule in pairs]
     if kind == "mlp":
-        return [(module, partial(_mlp, module)) for module in model.modules() if _is_mlp(module)]
+        named_mlps = [(module, names) for module in model.modules() if (names := _mlp_names(module))]
+        return [(module, partial(_mlp, *(getattr(module, name) for name in names))) for module, names in named_mlps]
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
     formulas = [(module, _formula(type(module))) for module in norms]
     return [(module, partial(_norm, module, *formula)) for module, formula in formulas if formula]
@@ -137,17 +164,22 @@ class OtherOperators(TorchFunctionMode):
 
 
 def _kind_of(module: nn.Module) -> Kind | None:
-    return "attention" if _is_attention(module) else "mlp" if _is_mlp(module) else None
+    return "attention" if _attention_names(module) else "mlp" if _mlp_names(module) else None
 
 
-def _is_attention(module: nn.Module) -> bool:
+def _attention_names(module: nn.Module) -> AttentionNames | None:
     # The sinks of a module are weights of its own, which a rule that was recorded must not keep.
     with_sinks = any(True for _ in module.parameters(recurse=False))
-    return not with_sinks and _parts(module) in (PROJECTIONS, PROJECTIONS | {"q_norm", "k_norm"})
+    parts = _parts(module)
+    known = (names for names in ATTENTIONS if parts == {*PROJECTIONS, names.out, *names.norms})
+    return None if with_sinks else next(known, None)
 
 
-def _is_mlp(module: nn.Module) -> bool:
-    return _parts(module) == MLP and type(module.act_fn).__name__ in SILU
+def _mlp_names(module: nn.Module) -> MlpNames | None:
+    parts = _parts(module)
+    if parts == {*MLP, ACTIVATION} and type(getattr(module, ACTIVATION)).__name__ in SILU:
+        return MLP
+    return MLP_OF_LFM2 if parts == {*MLP_OF_LFM2} else None
 
 
 def _parts(module: nn.Module) -> set[str]:
@@ -182,14 +214,14 @@ def _norm(module: nn.Module, epsilon: str, offset: float, hidden_states: Tensor)
     return x.mul(_inverse_rms(x, getattr(module, epsilon))).mul_(weight)
 
 
-def _mlp(module: nn.Module, x: Tensor) -> Tensor:
-    parts: Any = module
-    gate, up = onednn.together(x, parts.gate_proj, parts.up_proj)
-    return parts.down_proj(_SwiGLU.apply(gate, up) if torch.is_grad_enabled() else silu(gate).mul_(up))
+def _mlp(gate: nn.Module, up: nn.Module, down: nn.Module, x: Tensor) -> Tensor:
+    of_gate, of_up = onednn.together(x, gate, up)
+    return down(_SwiGLU.apply(of_gate, of_up) if torch.is_grad_enabled() else silu(of_gate).mul_(of_up))
 
 
 def _attention(
     module: nn.Module,
+    names: AttentionNames,
     rule: Rule,
     signed: "_SignedSines",
     hidden_states: Tensor,
@@ -200,21 +232,34 @@ def _attention(
     **unused: Any,
 ) -> tuple[Tensor, None]:
     parts: Any = module
-    cos, sin = signed(*position_embeddings)  # [1, N, 1, d]
+    out = getattr(module, names.out)
+    cos, sin = signed(*position_embeddings)  # [1, N, 1, r]
     query, key, value = (
         projected.unflatten(-1, (-1, parts.head_dim))  # [1, N, heads, d]
         for projected in onednn.together(hidden_states, parts.q_proj, parts.k_proj, parts.v_proj)
     )
-    if hasattr(module, "q_norm"):
-        query, key = parts.q_norm(query), parts.k_norm(key)
-    rotate = _Rotate.apply if torch.is_grad_enabled() else _rotate
-    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    gate = None
+    if query.shape[2] * parts.head_dim == 2 * out.in_features:
+        query, gate = query.unflatten(2, (-1, 2)).unbind(3)
+    if names.norms:
+        query, key = (getattr(module, name)(part) for name, part in zip(names.norms, (query, key), strict=True))
+    query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
     output = layout.attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), rule)
-    return parts.o_proj(output.flatten(2)), None
+    if gate is not None:
+        output = output * gate.sigmoid()
+    return out(output.flatten(2)), None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first r numbers of each head, [1, N, heads, d]."""
+    rotate, width = _Rotate.apply if torch.is_grad_enabled() else _rotate, cos.shape[-1]
+    if width == x.shape[-1]:
+        return rotate(x, cos, sin)
+    return torch.cat([rotate(x[..., :width], cos, sin), x[..., width:]], -1)
 
 
 class _SignedSines:
-    """The cosines and sines [1, N, 1, d] of a forward pass, the sines of the first half of each head negative.
+    """The cosines and sines [1, N, 1, r] of a forward pass, the sines of the first half of each head negative.
 
     They are made once for all layers that get the same.
     """
@@ -224,7 +269,7 @@ class _SignedSines:
         self.made: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """[1, N, d] and [1, N, d] -> [1, N, 1, d] and [1, N, 1, d]."""
+        """[1, N, r] and [1, N, r] -> [1, N, 1, r] and [1, N, 1, r]."""
         if self.made is None or self.of is not sin:
             first, second = sin.chunk(2, -1)
             self.of, self.made = sin, (cos[..., None, :], torch.cat([-first, second], -1)[..., None, :])
