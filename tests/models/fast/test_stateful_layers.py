@@ -1,12 +1,14 @@
 """Layers with a state in the shared layout: an answer continues its prompt, and no sequence reads another one."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from engine_cases import LATENT, STATEFUL, apart, gradient, other_model, ragged, scorer, shared, tokens
+from engine_cases import LATENT, STATEFUL, apart, fresh, gradient, other_model, ragged, requests, scorer, shared, tokens
+from policy_cases import ALL_TERMS, prepared
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -20,6 +22,7 @@ from outdo.models.forward import Forward
 from outdo.models.inspect_folder import inspect_folder
 from outdo.models.policy import Policy
 from outdo.rollouts.engines.builtin import BuiltinEngine
+from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.testing import byte_bpe_tokenizer
 from outdo.types import Batch
 
@@ -256,6 +259,32 @@ def test_recomputed_layers_have_the_same_gradient(arch: str):
         policy.scores(batch).logprobs.sum().backward()
         found.append(gradient(policy))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("arch", ["qwen3_5_text", "bailing_hybrid"])
+def test_with_products_in_bfloat16_it_is_trained_and_sampled(arch: str):
+    """The state is in float32 then. Sampler and trainer differ by the rounding of products, as with attention alone."""
+    policy = fresh(arch, precision="bfloat16")
+    assert policy.forward.layout == "shared"
+    before = policy.model.state_dict()[WRITTEN[arch]].clone()
+    for _ in range(2):
+        update = policy.update(prepared(policy=policy), ALL_TERMS)
+        assert math.isfinite(update.metrics["loss"])
+    assert not torch.equal(policy.model.state_dict()[WRITTEN[arch]], before)
+    asked = requests((3, 40), siblings=2, limit=lambda index: 20)
+    answers = BuiltinEngine(policy).generate(asked, SamplingParams())
+    of_sampler = torch.cat([torch.tensor(answer.logprobs) for answer in answers])
+    batch = Batch.of_tokens([request.token_ids for request in asked], [answer.token_ids for answer in answers])
+    of_trainer = policy.logprobs(batch)[batch.loss_mask]
+    assert (of_trainer - of_sampler).abs().mean() < 0.02
+    assert (of_trainer - of_sampler).abs().max() < 0.2
+
+
+WRITTEN = {
+    "qwen3_5_text": "model.layers.0.linear_attn.A_log",
+    "bailing_hybrid": "model.layers.0.self_attn.forget_gate.A_log",
+}
+"""A weight of a recurrence."""
 
 
 @pytest.mark.parametrize(("arch", "kind"), [("lfm2", "Lfm2ShortConv"), ("qwen3_5_text", "Qwen3_5GatedDeltaNet")])
