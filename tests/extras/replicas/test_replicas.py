@@ -22,6 +22,7 @@ from replica_cases import (
     weights_drift,
 )
 from replica_inputs import rows_with_inputs
+from replica_states import states_of_recurrences
 
 OF_THREE = [random_shares, random_shares_of_parts]
 MODELS = [
@@ -31,6 +32,7 @@ MODELS = [
     divided_state,
     samples_of_parts,
     rows_with_inputs,
+    states_of_recurrences,
 ]
 FAULTS = [
     memory_runs_out,
