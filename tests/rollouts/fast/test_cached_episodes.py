@@ -98,9 +98,10 @@ def test_four_turns_have_the_same_bits_with_kept_keys_and_values_as_without(arch
     assert (scored - batch.rollout_logprobs)[batch.loss_mask].abs().max() <= 1e-5
 
 
-def test_a_later_turn_depends_on_no_other_episode_and_not_on_what_is_kept() -> None:
+@pytest.mark.parametrize(("arch", "sharpness"), [("qwen3", 6.0), ("lfm2", 1.0)], ids=["qwen3", "lfm2"])
+def test_a_later_turn_depends_on_no_other_episode_and_not_on_what_is_kept(arch: str, sharpness: float) -> None:
     """Beyond the 64 tokens of a block, in any order, with rows for some of the requests, alone, and read again."""
-    engine, drawn = BuiltinEngine(shared("qwen3", sharpness=6.0)), random.Random(0)
+    engine, drawn = BuiltinEngine(shared(arch, sharpness=sharpness)), random.Random(0)
     batch = begun((1, 3, 30, 63, 64, 90))
     for turn in range(4):
         order = drawn.sample(range(len(batch)), len(batch))
