@@ -21,7 +21,7 @@ LOWEST_EXTRAS := math,yaml,plot,inspect,agents,search,adapters,8bit
 LOWEST_TESTS  := test_light_start.py test_loop.py cli/test_gsm8k_recipe.py config/test_examples.py data/test_questions.py \
                  models/test_adapter.py models/test_optimiser.py rewards/test_matchers.py
 NEWEST_TESTS  := $(LOWEST_TESTS) models/test_expert_adapter.py rewards/test_reward_adapter.py \
-                 run/test_adapter_runs.py run/test_merged_export.py
+                 run/test_adapter_runs.py run/test_merged_export.py benchmarks/test_families.py
 # The method on tiny models: objectives, advantages, recipes, data, the loop and the built-in engine.
 QUICK_TESTS := algorithms config data test_loop.py test_shape_checks.py types rollouts/test_engine.py \
                rollouts/test_in_turn.py rollouts/fast/test_kv_cache.py rollouts/test_sampling.py \

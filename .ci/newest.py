@@ -45,7 +45,8 @@ def main() -> None:
     print(f"Newer than in constraints.txt: {', '.join(newer) or 'nothing'}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [python, "-m", "pytest", "-q", "-W", "default", f"--junitxml={report}", *arguments.tests]
+        options = ["-q", "-m", "not long", "-W", "default", f"--junitxml={report}"]
+        command = [python, "-m", "pytest", *options, *arguments.tests]
         status = run(command)
         said = outcome(status, report)
     print(f"make test-newest: {said} with the newest versions ({', '.join(newer) or 'those of the lock'}).")

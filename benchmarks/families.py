@@ -11,16 +11,17 @@ measured; a family whose row is there, of the same version of transformers, is n
 import argparse
 import json
 import os
+import re
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outdo.models.adapter import adapter_config, attach
@@ -62,6 +63,9 @@ SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("hidden_size_per_layer_input", "mamba_d_state", "state_size", "mamba_d_head"), 8),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "context_length"), 512),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "mamba_n_groups"), 8),
+    "mamba_d_ssm": 64,
+    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
+    "rotary_dim": 4,
     "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
     "sliding_window": 8,
@@ -76,6 +80,61 @@ ALTERNATIVES: tuple[Mapping[str, Any], ...] = (
     {"n_groups": 1, "num_heads": 8, "head_dim": 8, "mamba_n_groups": 1},
 )
 """Numbers that are tried one after the other beside these."""
+
+_WINDOWED = {"layer_types": ["sliding_attention", "full_attention"]}
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
+_HYBRID = {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4, "attention_hidden_size": 64}
+_INDEXED = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8}
+_NOTE = {
+    "layer_types": ["indexed_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "per_layer_config": {1: {"num_attention_heads": 8, "num_key_value_heads": 8}},
+}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+
+SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "cohere2_moe": {"mlp_layer_types": ["dense", "sparse"]},
+    "cohere_compass_text": {**_WINDOWED, "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
+    "dots1": _WINDOWED,
+    "dots3_note": _NOTE,
+    "dots3_note_text": _NOTE,
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "laguna": _WINDOWED,
+    "lfm2": _CONVOLUTIONS,
+    "lfm2_moe": _CONVOLUTIONS,
+    "mellum": _WINDOWED,
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "moshi": {"audio_vocab_size": 64},
+    "qwen4_exp": {**_INDEXED, "indexer_compress_ratio": 2},
+    "qwen4_exp_text": {**_INDEXED, "indexer_compress_ratio": 2},
+    "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 32]},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "zamba": _HYBRID,
+    "zamba2": _HYBRID,
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What the configuration of a family needs beside these, where its default lacks a kind of layer or a size."""
+
+NO_TEXT: Mapping[str, str] = {
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "drafts tokens for another model"),
+    **dict.fromkeys(("musicgen", "musicgen_melody"), "reads and writes sound, not text"),
+}
+"""Families that are listed although they are not language models by themselves."""
+
+CLASS = re.compile(r"^is refused: \w+: ")
+"""How the reason of a refusal begins, with the class of the model."""
+
+MOST_KINDS = 4
+"""Values of a list in a configuration that names kinds of layers; more are numbers of layers."""
 
 
 def main() -> None:
@@ -96,9 +155,13 @@ def main() -> None:
 
 def read_rows() -> dict[str, dict[str, Any]]:
     """Return the rows that were measured with this version of transformers, by family."""
+    return {row["family"]: row for row in all_rows() if row["transformers"] == transformers.__version__}
+
+
+def all_rows() -> list[dict[str, Any]]:
+    """Return the rows that were measured with any version of transformers."""
     lines = ROWS.read_text(encoding="utf-8").splitlines() if ROWS.exists() else []
-    rows = [json.loads(line) for line in lines]
-    return {row["family"]: row for row in rows if row["transformers"] == transformers.__version__}
+    return [json.loads(line) for line in lines]
 
 
 def _measured_apart(family: str) -> dict[str, Any]:
@@ -123,6 +186,8 @@ def _measured_apart(family: str) -> dict[str, Any]:
 
 def measured(family: str) -> dict[str, Any]:
     """Return the row of a family: how outdo computes and samples a small model of it, or why there is none."""
+    if family in NO_TEXT:
+        return _row(family, error=NO_TEXT[family])
     try:
         model = small(family)
     except Exception as error:
@@ -132,6 +197,8 @@ def measured(family: str) -> dict[str, Any]:
         choice = BuiltinEngine(policy).choice
     except OutdoError as error:
         return _row(family, error=f"is refused: {_phrase(error)}")
+    except Exception as error:
+        return _row(family, error=f"fails: {_phrase(error)}")
     forward = policy.forward
     experts = "" if not is_mixture(model) else forward.unreachable_routers or "replayed"
     return _row(
@@ -147,35 +214,67 @@ def measured(family: str) -> dict[str, Any]:
 
 def small(family: str) -> PreTrainedModel:
     """Return a small model of a family, with one layer of each kind. Raises the last error where none can be built."""
-    default = CONFIG_MAPPING[family]().get_text_config()
+    whole = CONFIG_MAPPING[family]()
+    text = whole.get_text_config(decoder=True)
+    default = whole if text.model_type == whole.model_type else text
+    names = {*default.to_dict(), *default.attribute_map}
     last: Exception = ValueError("no way to build it")
     for alternative in ALTERNATIVES:
-        sizes = {name: number for name, number in {**SIZES, **alternative}.items() if hasattr(default, name)}
+        numbers = {**SIZES, **alternative}
+        sizes = {name: number for name, number in numbers.items() if name in names}
+        for part, config in default.sub_configs.items():
+            if isinstance(config, type) and issubclass(config, PretrainedConfig):
+                sizes[part] = {name: numbers[name] for name in config().to_dict() if name in numbers}
         try:
-            return _built(family, sizes | _kinds_of_layers(default))
+            kinds = _kinds_of_layers(default, sizes)
+            return _built(family, default, {**sizes, **kinds, **SPECIAL.get(family, {})})
         except Exception as error:  # the next alternative may do
             last = error
     raise last
 
 
-def _built(family: str, sizes: Mapping[str, Any]) -> PreTrainedModel:
-    config = AutoConfig.for_model(family, **sizes, eos_token_id=0, pad_token_id=1, bos_token_id=2)
+def _built(family: str, default: Any, sizes: Mapping[str, Any]) -> PreTrainedModel:
+    config = type(default)(**sizes, eos_token_id=0, pad_token_id=1, bos_token_id=2)
+    kind = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    make = AutoModelForCausalLM.from_config if known else kind._from_config
     with torch.device("meta"):
-        weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+        weights = sum(weight.numel() for weight in make(config).parameters())
     if weights > LARGEST:
         raise ValueError(f"its configuration has other names for some sizes, and {weights / 1e6:.0f} million weights")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = make(config, dtype=torch.float32).eval()
     model(input_ids=torch.arange(5, 15)[None], use_cache=False)
     return model
 
 
-def _kinds_of_layers(default: Any) -> dict[str, Any]:
-    """Return one layer of each kind, where a configuration names the kinds."""
-    kinds = list(dict.fromkeys(getattr(default, "layer_types", None) or []))
-    if len(kinds) < 2:
+def _kinds_of_layers(default: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one layer of each kind, where a configuration has lists of what its layers are.
+
+    A layer with sizes of its own gets twice those of the others. Where the last layers read the keys of earlier ones,
+    there is each kind of both.
+    """
+    layers = getattr(default, "num_hidden_layers", 0)
+    lists = {name: values for name, values in vars(default).items() if _names_kinds(values, layers)}
+    apart = {int(index): tuple(names) for index, names in default.to_dict().get("per_layer_config", {}).items()}
+    if not (lists or apart):
         return {}
-    return {"layer_types": kinds, "num_hidden_layers": len(kinds)}
+    kinds = {(*(values[index] for values in lists.values()), apart.get(index, ())): index for index in range(layers)}
+    chosen = sorted(kinds.values())
+    shared = {"num_kv_shared_layers": len(chosen)} if getattr(default, "num_kv_shared_layers", 0) else {}
+    chosen *= 1 + bool(shared)
+    larger = {new: {name: 2 * sizes[name] for name in apart[old]} for new, old in enumerate(chosen) if old in apart}
+    return {
+        **{name: [values[index] for index in chosen] for name, values in lists.items()},
+        **({"per_layer_config": larger} if larger else {}),
+        **shared,
+        "num_hidden_layers": len(chosen),
+    }
+
+
+def _names_kinds(values: Any, layers: int) -> bool:
+    """Return whether a value of a configuration names a few kinds, one for each of its layers."""
+    return isinstance(values, (list, tuple)) and len(values) == layers and 1 < len({*map(str, values)}) <= MOST_KINDS
 
 
 def _lora_fault(model: PreTrainedModel) -> str:
@@ -209,6 +308,8 @@ def page(rows: Iterable[Mapping[str, Any]]) -> str:
     fast = [row for row in rows if is_fast(row)]
     slower = [row for row in rows if "error" not in row and not is_fast(row)]
     without = [row for row in rows if "error" in row]
+    ways = _alike(slower, lambda row: f"{row['training']} | {row['sampling']} | {_reason(row)}")
+    errors = _alike(without, lambda row: _cell(CLASS.sub("is refused: ", row["error"]).partition(" (")[0]))
     return "\n".join(
         [
             f"With transformers {transformers.__version__}: {len(rows)} families, of the "
@@ -221,25 +322,33 @@ def page(rows: Iterable[Mapping[str, Any]]) -> str:
             *_marks(fast),
             f"## On other ways: {len(slower)}",
             "",
-            "| family | training | sampling | reason |",
+            "| families | training | sampling | why not shared |",
             "|---|---|---|---|",
-            *(f"| {_marked(row)} | {row['training']} | {row['sampling']} | {_reason(row)} |" for row in slower),
+            *(f"| {families} | {cells} |" for cells, families in ways.items()),
             "",
             *_marks(slower),
             f"## Not measured or refused: {len(without)}",
             "",
-            "| family | |",
+            "| families | |",
             "|---|---|",
-            *(f"| {row['family']} | {_cell(row['error'])} |" for row in without),
+            *(f"| {families} | {cells} |" for cells, families in errors.items()),
             "",
         ]
     )
 
 
+def _alike(rows: Iterable[Mapping[str, Any]], cells: Callable[[Mapping[str, Any]], str]) -> dict[str, str]:
+    """Return the names of the families that have the same cells, by these."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(cells(row), []).append(_marked(row))
+    return {alike: ", ".join(families) for alike, families in names.items()}
+
+
 def _marked(row: Mapping[str, Any]) -> str:
     """Return the name of a family, with a mark where experts are not replayed, and where LoRA does not attach."""
-    experts = row["experts"] not in ("", "replayed")
-    return row["family"] + "¹" * experts + "²" * bool(row["lora"])
+    experts = row.get("experts", "") not in ("", "replayed")
+    return row["family"] + "¹" * experts + "²" * bool(row.get("lora"))
 
 
 def _marks(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -2,18 +2,35 @@
 
 import pytest
 
-from benchmarks.families import BEGIN, PAGE, is_fast, measured, page, read_rows
+from benchmarks.families import BEGIN, PAGE, all_rows, is_fast, measured, page, read_rows, small
 
-FAST = ("qwen3", "gpt_oss", "qwen3_5_text", "kimi_linear", "gemma3_text", "mistral", "ministral3", "smollm3", "llama")
+TRAINED = (
+    *("qwen3", "qwen3_5_text", "gemma3_text", "gemma4_text", "gpt_oss", "lfm2_moe", "kimi_linear"),
+    *("llama", "mistral", "glm4_moe", "nemotron_h", "olmo3", "deepseek_v3"),
+)
+"""Families that many train, with every kind of layer and of expert among them."""
+
+OTHERS = sorted({row["family"] for row in all_rows() if is_fast(row)} - {*TRAINED})
 
 
 def test_the_page_is_what_the_rows_say():
     assert PAGE.read_text("utf-8").partition(BEGIN)[2] == f"\n{page(read_rows().values())}"
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("family", FAST)
+@pytest.mark.parametrize("family", [*TRAINED, *(pytest.param(name, marks=pytest.mark.release) for name in OTHERS)])
 def test_a_family_keeps_the_fast_ways(family: str):
     row = measured(family)
     assert is_fast(row), row
-    assert row["lora"] == ""
+    assert row["lora"] == next(row["lora"] for row in all_rows() if row["family"] == family)
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("deepseek_v3", {"DeepseekV3MLP", "DeepseekV3MoE"}),
+        ("lfm2_moe", {"Lfm2MoeMLP", "Lfm2MoeSparseMoeBlock", "Lfm2MoeShortConv", "Lfm2MoeAttention"}),
+        ("gemma3n_text", {"Gemma3nTextAltUp"}),
+    ],
+)
+def test_a_small_model_has_each_kind_of_layer(family: str, kinds: set[str]):
+    assert kinds <= {type(module).__name__ for module in small(family).modules()}

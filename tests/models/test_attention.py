@@ -7,6 +7,7 @@ import pytest
 import torch
 from engine_cases import (
     SHARED,
+    VOCABULARY,
     apart,
     gradient,
     other_model,
@@ -115,7 +116,7 @@ def test_scores_are_zero_exactly_where_a_token_is_not_trained():
 def test_a_model_without_attention_runs_padded_and_has_the_reason():
     policy = shared("mamba")
     assert policy.forward.layout == "padded"
-    assert "log-probabilities differ" in policy.forward.reason
+    assert policy.forward.reason.startswith("none of its layers is attention")
     batch = ragged()
     torch.testing.assert_close(
         policy.logprobs(batch), logprobs_of_the_model_alone(policy.model, batch), rtol=0, atol=2e-5
@@ -141,25 +142,35 @@ def test_shared_attention_is_an_error_if_the_model_does_not_allow_it():
         choose_forward(model, "shared")
 
 
+SPARSE = {"q_lora_rank": 16, "kv_lora_rank": 16, "index_n_heads": 4, "n_routed_experts": 4, "moe_intermediate_size": 16}
+SPARSE |= dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_head_dim", "head_dim"), 8)
+SPARSE |= {"num_key_value_heads": 4} | dict.fromkeys(("n_group", "topk_group", "num_experts_per_tok"), 1)
+BLOCKS = {"layer_types": ["full_attention", "minimax_m3_sparse"], "mlp_layer_types": ["dense", "dense"]}
+BLOCKS |= {"dense_intermediate_size": 64, "shared_intermediate_size": 16, "head_dim": 8, "index_n_heads": 2}
+BLOCKS |= {"index_head_dim": 8, "num_local_experts": 2}
+NEIGHBOURS = "something that is neither attention nor a known layer with a state connects"
 OF_UNKNOWN_LAYERS = "lfm2"  # if outdo did not know its convolutions, as it does not know recurrences
 
 
 @pytest.mark.parametrize(
-    ("arch", "changes"),
+    ("arch", "changes", "reason"),
     [
-        ("bloom", {"n_head": 4, "n_layer": 2}),  # distances count: ALiBi
-        (OF_UNKNOWN_LAYERS, {"initializer_range": 0.2}),  # looks at neighbours besides by attention
-        (OF_UNKNOWN_LAYERS, {"initializer_range": 0.015}),  # as yet, hardly
+        ("bloom", {"n_head": 4, "n_layer": 2}, "none of its layers is attention"),  # distances count: ALiBi
+        (OF_UNKNOWN_LAYERS, {"initializer_range": 0.2}, NEIGHBOURS),  # looks at neighbours besides by attention
+        (OF_UNKNOWN_LAYERS, {"initializer_range": 0.015}, NEIGHBOURS),  # as yet, hardly
+        ("bart", {"decoder_layers": 2, "decoder_attention_heads": 4, "d_model": 32}, "it counts positions itself"),
+        ("deepseek_v32", SPARSE, "an indexer chooses the tokens"),
+        ("minimax_m3_vl_text", BLOCKS, "an indexer chooses the tokens"),  # as yet, all tokens
     ],
 )
-def test_a_model_with_unsupported_attention_runs_padded(arch, changes, monkeypatch):
+def test_a_model_with_unsupported_attention_runs_padded(arch, changes, reason, monkeypatch):
     if arch == OF_UNKNOWN_LAYERS:
         monkeypatch.setattr("outdo.models.fast.forward.STATEFUL", ())
         changes = {"layer_types": ["conv", "full_attention"], **changes}
     model, batch = other_model(arch, **changes), ragged()
     forward = choose_forward(model)
     assert forward.layout == "padded"
-    assert forward.reason
+    assert forward.reason.startswith(reason)
     found = Scorer(forward, BatchSizes()).logprobs(batch)
     torch.testing.assert_close(found, logprobs_of_the_model_alone(model, batch), rtol=0, atol=2e-5)
 
@@ -222,6 +233,21 @@ def test_a_soft_cap_too_wide_to_show_in_a_few_tokens_is_respected():
     expected = logprobs_of_the_model_alone(model, batch)
     assert expected.min() < -30
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_an_embedding_of_zeros_keeps_neither_the_shared_layout_nor_a_gradient_away():
+    """Gemma 3n divides by the norm of embeddings; that of its padding token, 0, which fills the flat row, is 0."""
+    sizes = {"pad_token_id": 0, "eos_token_id": 1, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 0}
+    sizes |= dict.fromkeys(("head_dim", "hidden_size_per_layer_input", "laurel_rank"), 8)
+    model, batch = other_model("gemma3n_text", **sizes), ragged()
+    forward = choose_forward(model)
+    assert (forward.layout, forward.reason) == ("shared", "")
+    gradients = []
+    for way in (forward, Forward(model, plain_head=forward.plain_head)):
+        model.zero_grad()
+        way.scores_at(batch, *batch.loss_mask.nonzero(as_tuple=True))[0].sum().backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]))
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_that_counts_positions_in_its_own_way_is_computed_as_it_does():

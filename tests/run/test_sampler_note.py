@@ -47,7 +47,7 @@ def test_a_run_says_how_it_samples_where_that_is_not_the_fastest_way(run):
         "warning: sampling: model.generate with prompts of one length at a time (model.generate: its log-prob" in said
     )
     assert "without continuous batching; sampling takes twice as long or more" in said
-    assert "warning: attention: padded (not shared: its log-probabilities differ by" in said
+    assert "warning: attention: padded (it counts positions itself, and does not read those that it is given)" in said
     assert "sampler and trainer differ" not in said
 
 

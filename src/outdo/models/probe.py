@@ -84,11 +84,13 @@ def influence(model: PreTrainedModel, compute: Callable[[], Tensor]) -> Tensor:
     """Return the derivative of some numbers with respect to the embeddings of all tokens, [..., H].
 
     `compute` runs the model once. Where a token is not read, the derivative is exactly 0, however the numbers round.
+    It is taken where no embedding is 0, as that of a padding token is: a norm has no derivative there (Gemma 3n).
     """
     embeddings: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        embeddings.append(output.detach().requires_grad_())
+        zero = (output == 0).all(-1, keepdim=True)
+        embeddings.append(output.detach().masked_fill(zero, 1.0).requires_grad_())
         return embeddings[0].clone()  # which a model may change in place, as it may not change a leaf
 
     with model.get_input_embeddings().register_forward_hook(keep), torch.enable_grad():

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from outdo.models.fast.layout import Rule
+from outdo.models.fast.layout import Rule, UnknownAttentionError
 
 SINK_CHANNELS = 8
 """Channels that a sink adds to each head: kernels of an accelerator read multiples of eight."""
@@ -16,11 +16,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
     `allowed` [R, 1, Lq, Lk] is True where a query may read a key (see `within`), or, without a soft cap, what is added
     to the scores, 0 or -∞; None means causal, Lq = Lk. With sinks it has one more column for them.
 
-    Raises `ValueError` for a soft cap and sinks together.
+    Raises `UnknownAttentionError` for a soft cap and sinks together.
     """
     if rule.softcap is not None:
         if rule.sinks is not None:
-            raise ValueError("it has a soft cap and attention sinks")
+            raise UnknownAttentionError("it has a soft cap and attention sinks")
         return _capped_attention(query, key, value, allowed, rule.scaling, rule.softcap)
     width = value.shape[-1]
     if rule.sinks is not None:

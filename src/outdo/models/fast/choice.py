@@ -14,7 +14,7 @@ from outdo.models.choose_forward import AttentionSetting
 from outdo.models.fast.forward import FastForward
 from outdo.models.fast.fused_modules import KINDS, Kind, OtherOperators, modules_of
 from outdo.models.fast.kernels import LAYOUTS, kernel_for
-from outdo.models.fast.layout import Rule, StatefulLayer
+from outdo.models.fast.layout import Rule, StatefulLayer, UnknownAttentionError
 from outdo.models.fast.packed import Packed, pack
 from outdo.models.fast.routing import find_routers
 from outdo.models.forward import Forward
@@ -24,9 +24,13 @@ from outdo.models.probe import NARROW_TOLERANCE, TOLERANCE, Probe, difference, i
 from outdo.models.windows import windows_of, windows_set_to
 from outdo.types import Batch
 from outdo.utils.errors import ModelError
+from outdo.utils.text import first_line
 
 SAME_DERIVATIVE = 1e-3
 """The relative distance of derivatives in float32 that are equal but for rounding; a mask moves them by their size."""
+
+INDEXED = "an indexer chooses the tokens that its attention reads"
+"""A reason against the shared layout that a few tokens do not show."""
 
 
 def choose_fast(
@@ -48,7 +52,7 @@ def choose_fast(
     if attention != "padded":
         shared = FastForward(plain.in_float32(), "shared")
         fault = probe.fault(shared)
-        reason = f"not shared: {fault}" if fault else _other_connection(shared, batch)
+        reason = _explained(shared, batch, fault) if fault else _other_connection(shared, batch)
     if reason and attention not in ("auto", "padded"):
         raise ModelError(
             f'attention = "{attention}": the attention of {type(model).__name__} cannot be replaced ({reason}); '
@@ -106,6 +110,7 @@ class _RecordedRules:
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
         self.rules: list[Rule] = []
+        self.scans = 0
         self.operators = OtherOperators()
 
     @torch.no_grad()
@@ -122,6 +127,7 @@ class _RecordedRules:
 
     def scan(self, inputs: Tensor, layer: StatefulLayer) -> Tensor:
         """See `Layout.scan`."""
+        self.scans += 1
         return self.packed.scan(inputs, layer)
 
 
@@ -158,12 +164,37 @@ def _check_layers(model: PreTrainedModel, *, compile: bool, gradient_checkpointi
         raise ModelError(f"compile = true: needs a C++ compiler, and there is neither {' nor '.join(compilers)} here")
 
 
+def _explained(shared: FastForward, batch: Batch, fault: str) -> str:
+    """Return why the shared layout computes other log-probabilities than the model, `fault`, where that is known."""
+    packed = pack(batch)
+    recorded = _RecordedRules(packed)
+    try:
+        (hidden,) = shared.with_weights(lambda: (recorded.run(shared),))
+    except UnknownAttentionError as error:
+        return str(error)
+    except Exception as error:  # any error is a reason not to run the model this way
+        if _has_indexer(shared.model):
+            return INDEXED
+        return f"its code does not run with outdo's attention: {type(error).__name__}: {first_line(error)}"
+    if not (recorded.rules or recorded.scans):
+        return "none of its layers is attention that transformers can replace, or a layer with a state that outdo knows"
+    if connection := _other_connection(shared, batch):
+        return connection
+    with torch.no_grad():
+        moved = shared.with_weights(lambda: (shared.flat(packed.token_ids, 2 * packed.positions, packed),))[0]
+    if torch.equal(hidden, moved):
+        return "it counts positions itself, and does not read those that it is given"
+    return f"with shared prompts {fault}"
+
+
 def _other_connection(shared: FastForward, batch: Batch) -> str:
     """Return what connects tokens other than a `Layout`, a reason against the shared way; empty if nothing does.
 
     A recurrence that is no `StatefulLayer` lets a sequence read its neighbour in the flat row. A mask that attention
     does not get as an argument would make a difference only in sequences longer than those compared here.
     """
+    if _has_indexer(shared.model):  # of more tokens than are compared here, it leaves some out (MiniMax-M3)
+        return INDEXED
     packed = pack(batch)
     first, second = torch.arange(packed.sizes[0]).split(packed.prompts.real.sum(1).tolist())  # the prompts' tokens
     derivative = influence(shared.model, lambda: shared.flat(packed.token_ids, packed.positions, packed)[second])
@@ -175,6 +206,10 @@ def _other_connection(shared: FastForward, batch: Batch) -> str:
     windows = windows_of(shared.model)
     hidden = [name for name in windows if windows[name] not in packed.windows and _is_mask(name, shared, batch)]
     return f"its {hidden[0]} is a mask that attention does not get as an argument" if hidden else ""
+
+
+def _has_indexer(model: PreTrainedModel) -> bool:
+    return any(getattr(module, "indexer", None) is not None for module in model.modules())
 
 
 def _is_mask(window: str, shared: FastForward, batch: Batch) -> bool:

@@ -23,7 +23,7 @@ from outdo.models import onednn
 from outdo.models.fast.fused_modules import Kind, fused_modules, readers
 from outdo.models.fast.gated_delta_net import GatedDeltaNet
 from outdo.models.fast.kimi_delta_attention import KimiDeltaAttention
-from outdo.models.fast.layout import Layout, Rule, StatefulLayer
+from outdo.models.fast.layout import Layout, Rule, StatefulLayer, UnknownAttentionError
 from outdo.models.fast.mamba2 import Mamba2
 from outdo.models.fast.packed import Packed, pack
 from outdo.models.fast.routing import Routers
@@ -107,7 +107,10 @@ class FastForward(Forward):
         tokens = len(packed.token_ids)
         of_part = -(-tokens // self.parts)
         padding = self.parts * (onednn.pad_to_bucket(of_part) if self.device.type == "cpu" else of_part) - tokens
-        token_ids, positions = (pad(values, (0, padding)) for values in (packed.token_ids, packed.positions))
+        # Behind an embedding of zeros, as that of a padding token is, the gradient of a norm is NaN (Gemma 3n).
+        filler = int(getattr(self.model.get_input_embeddings(), "padding_idx", None) == 0)
+        token_ids = pad(packed.token_ids, (0, padding), value=filler)
+        positions = pad(packed.positions, (0, padding))
         routes = None
         if batch.routes is not None:
             routes = pad(batch.routes[packed.rows, packed.positions], (0, 0, 0, 0, 0, padding), value=UNKNOWN_EXPERT)
@@ -202,17 +205,25 @@ def _attend(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    layout: Layout,
+    layout: Layout | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention; `transformers` calls this instead of its own. `options` are for other kernels."""
+    """Compute attention; `transformers` calls this instead of its own. `options` are for other kernels.
+
+    Raises `UnknownAttentionError` for a mask that a layer makes itself, for sinks other than one number of each head,
+    and for keys other than those of tokens.
+    """
+    if layout is None:
+        raise UnknownAttentionError("its layers do not hand on to attention what a model is called with")
+    if attention_mask is not None:
+        raise UnknownAttentionError("its layers make masks of attention themselves")
     if s_aux is not None and s_aux.shape != query.shape[1:2]:
-        raise ValueError("its attention sinks are not one number of each head")
+        raise UnknownAttentionError("its attention sinks are not one number of each head")
     if key.shape[2] != query.shape[2]:
-        raise ValueError("it attends to other keys than one of each token")
+        raise UnknownAttentionError("it attends to other keys than one of each token")
     return layout.attend(query, key, value, Rule(scaling, sliding_window, softcap, s_aux)), None
 
 

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 
+class UnknownAttentionError(ValueError):
+    """A model attends in a way that no `Layout` computes; the message says which."""
+
+
 class Rule(NamedTuple):
     """The options of attention in a layer of a model; in all of them no token reads later ones."""
 
