@@ -75,6 +75,30 @@ def test_what_follows_the_last_answer_is_left_out(template):
     assert encoded(template, [*CONVERSATION, {"role": "user", "content": "Thanks."}]) == EXPECTED
 
 
+ROLES_END = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content and loop.last %}({{ m.reasoning_content }}){% endif %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_the_role_of_the_next_message_is_learned_where_it_ends_an_answer():
+    """As in GLM: without it the model would never learn to stop."""
+    tokenizer = tokenizer_of(ROLES_END)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
+    ends = {tokenizer.convert_tokens_to_ids("<|user|>")}
+    thinking = [*CONVERSATION[:-1], {**CONVERSATION[-1], "reasoning_content": "I add."}]
+    begin = "<|user|>What is 2+2?<|assistant|>"
+    assert (
+        marked(tokenizer, *encode_conversation(tokenizer, thinking, end_ids=ends))
+        == f"{begin}«It is 4.<|user|>»And 3+3?<|assistant|>«(I add.)It is 6.<|user|>»"
+    )
+    assert (
+        marked(tokenizer, *encode_conversation(tokenizer, thinking))
+        == f"{begin}«It is 4.»<|user|>And 3+3?<|assistant|>«(I add.)It is 6.»"
+    )
+
+
 def test_a_token_never_crosses_the_border_of_prompt_and_answer():
     tokenizer = byte_bpe_tokenizer([">>>>" * 20])  # which makes one token of ">>"
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outdo.models.prompt_encoding import Message, Tool, apply_template, check_tools, check_written, render
 from outdo.models.special_tokens import Hidden, encode, encode_with_places, hide
+from outdo.models.written_messages import MARK
 from outdo.utils.errors import ModelError
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -37,7 +38,8 @@ def encode_conversation(
       conversation before it, with the opening of the assistant's turn added. So the policy learns to write exactly what
       follows the prompt that it is given when it samples.
 
-    White space after the last token of an answer that is in `end_ids` is not learned: the policy stops before it.
+    White space after the last token of an answer that is in `end_ids` is not learned: the policy stops before it. Where
+    the role of the next message ends an answer, as in GLM, that token is learned with the answer.
     Special tokens in the messages and the tools are ordinary text, unless `special_tokens` is true.
 
     Raises `ModelError` if the chat template refuses the conversation, leaves out a part of it, marks nothing in it, has
@@ -53,6 +55,8 @@ def encode_conversation(
     has_marks = tokenizer.chat_template and GENERATION.search(tokenizer.get_chat_template(tools=with_tools))
     ranges = _by_generation_marks if has_marks else _by_prefixes
     ids, learned = ranges(tokenizer, messages, first, tools, where, hidden)
+    if end_ids and not has_marks:
+        ids, learned = _with_roles_that_end(tokenizer, messages, tools, ids, learned, end_ids)
     write = partial(render, tokenizer, tools=tools, where=where, open_turn=False)
     check_written(write(messages), messages, write, where)
     learned = _without_space_after_end(tokenizer, ids, learned, end_ids)
@@ -92,6 +96,48 @@ def _by_prefixes(
             learned += [is_assistant] * len(alone)
             before = text
     return ids, learned
+
+
+def _with_roles_that_end(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    ids: Sequence[int],
+    learned: Sequence[bool],
+    end_ids: Collection[int],
+) -> tuple[list[int], list[bool]]:
+    """Return tokens, and which are learned, with those in `end_ids` that follow an answer which does not end with one.
+
+    After the last answer that is the role of a user's message, which might follow.
+    """
+    ids, learned = list(ids), list(learned)
+    if learned and learned[-1] and ids[-1] not in end_ids:
+        following = _first_after_answer(tokenizer, messages, tools)
+        ids += following
+        learned += [False] * len(following)
+    for position in range(1, len(ids)):
+        begins_prompt = learned[position - 1] and not learned[position]
+        if begins_prompt and ids[position] in end_ids and ids[position - 1] not in end_ids:
+            learned[position] = True
+    return ids, learned
+
+
+def _first_after_answer(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool]
+) -> list[int]:
+    """Return the first token that the template writes when a user's message follows the last answer; empty for none."""
+    last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+    if messages[last].get("tool_calls"):  # which a result follows
+        return []
+    answered = [*messages[:last], {"role": "assistant", "content": MARK}]  # its thinking may be left out later
+    asked = [*answered, {"role": "user", "content": "..."}]
+    before, after = (
+        render(tokenizer, part, tools, "the conversation", open_turn=False).rpartition(MARK)[2]
+        for part in (answered, asked)
+    )
+    if not after.startswith(before):
+        return []
+    return tokenizer.encode(after[len(before) :].lstrip(), add_special_tokens=False)[:1]
 
 
 def _by_generation_marks(
