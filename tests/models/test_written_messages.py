@@ -84,6 +84,13 @@ def test_a_text_of_the_template_before_the_first_message_is_found() -> None:
     assert {text_of_its_own(tokenizer_with(name)) for name in TEMPLATES if name != "own system"} == {""}
 
 
+def test_a_bos_that_ends_like_a_turn_is_not_a_text_of_the_template() -> None:
+    tokenizer = tokenizer_with("whole")
+    tokenizer.bos_token = "<|begin|>"
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    assert text_of_its_own(tokenizer) == ""
+
+
 def test_the_second_of_two_equal_messages_is_found_missing() -> None:
     tokenizer = tokenizer_with("whole")
     tokenizer.chat_template = "{% for m in messages[:1] %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

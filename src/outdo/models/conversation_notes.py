@@ -54,7 +54,8 @@ def text_of_its_own(tokenizer: PreTrainedTokenizerBase) -> str:
         before, between, *_ = render(tokenizer, [user, turn, user], (), "a conversation").split(MARK)
     except (ModelError, ValueError):  # it refuses such a conversation, or writes only one of the messages
         return ""
+    bos: Any = tokenizer.bos_token
+    before = before.removeprefix(bos or "")  # its last characters may be those of a turn's end (DeepSeek)
     pairs = zip(reversed(before), reversed(between), strict=False)
     header = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))  # characters before a user's message
-    bos: Any = tokenizer.bos_token
-    return before[: len(before) - header].removeprefix(bos or "").strip()
+    return before[: len(before) - header].strip()
