@@ -99,6 +99,12 @@ FAULTY = {
     ],
     "glm": ["<tool_call>f<arg_key>a</arg_key></tool_call>", "<tool_call>f", "<tool_call></tool_call>"],
     "mistral": ['[TOOL_CALLS][{"name": 5}]'],
+    "mistral_args": ["[TOOL_CALLS]f[ARGS]{", "[TOOL_CALLS]f[CALL_ID]1[ARGS]5"],
+    "kimi": ["<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"],
+    "invoke": [
+        '<invoke name="f"><parameter name="a">1</parameter>',  # it has no end
+        '<minimax:tool_call>\n<invoke name="f">1</invoke>\n</minimax:tool_call>',
+    ],
     "llama": ['{"name": "f", "parameters": 5}'],
     "gemma": ["<|tool_call>call:f{a:<tool_call|>", '<|tool_call>call:f{a:<|"|>x<tool_call|>'],
     "lfm2": [
@@ -136,6 +142,13 @@ def test_a_call_of_llama_may_begin_with_its_type() -> None:
             ("glm", "<arg_key>a</arg_key><arg_value>"),
             ("gemma", "<|tool_call>call:f"),
         ],
+        *[
+            ("mistral_args", "[TOOL_CALLS]f[ARGS]"),
+            ("kimi", "<|tool_call_begin|>functions.f:0"),
+            ("invoke", '<invoke name="f">'),
+            ("invoke", '<parameter name="a">'),
+            ("invoke", "<minimax:tool_call> "),
+        ],
         *[("qwen_xml", "<parameter=a>"), ("lfm2", "<|tool_call_start|>"), ("mistral", "[TOOL_CALLS]")],
     ],
 )
@@ -144,6 +157,7 @@ def test_the_time_to_look_for_calls_grows_with_the_length_of_the_turn_alone(form
     opening, closing = {
         "glm": ("<tool_call>f", "</tool_call>"),
         "qwen_xml": ("<tool_call><function=f>", "</function></tool_call>"),
+        "invoke": ('<invoke name="f">', "</invoke>"),
     }.get(form, ("", ""))
 
     def seconds(length: int) -> float:

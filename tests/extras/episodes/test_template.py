@@ -96,19 +96,43 @@ def test_a_call_in_a_thought_is_no_call() -> None:
     assert "tool_calls" not in cut.message
 
 
-@pytest.mark.parametrize(
-    ("form", "written"),
-    [
-        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 2, "b": 3}}]'),
-        ("llama", '{"name": "add", "parameters": {"a": 2, "b": 3}}'),
-    ],
+def writer(call: str, before: str = "", after: str = "") -> str:
+    each = f"{before}{{% for call in message.tool_calls %}}{call}{{% endfor %}}{after}"
+    return f"{{% if message.tool_calls %}}{each}{{% endif %}}<|end|>\n"
+
+
+NAME, ARGUMENTS = "{{ call.function.name }}", "{{ call.function.arguments | tojson }}"
+INVOKE = (
+    f'<invoke name="{NAME}">\n{{% for key, value in call.function.arguments.items() %}}'
+    '<parameter name="{{ key }}">{{ value }}</parameter>\n{% endfor %}</invoke>\n'
 )
-def test_the_format_of_the_calls_is_the_one_that_the_template_writes(form: str, written: str) -> None:
-    writes = {
-        "mistral": "[TOOL_CALLS]{{ message.tool_calls | map(attribute='function') | list | tojson }}",
-        "llama": '{"name": "{{ message.tool_calls[0].function.name }}", '
-        '"parameters": {{ message.tool_calls[0].function.arguments | tojson }}}',
-    }[form]
-    template = tool_template(TEMPLATE.replace(CALLS, "{% if message.tool_calls %}" + writes + "{% endif %}<|end|>\n"))
-    message = template.parse(turn(template, written), []).message
-    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
+DSML = (
+    INVOKE.replace("<invoke", "<｜DSML｜invoke").replace("<parameter", "<｜DSML｜parameter").replace("</", "</｜DSML｜")
+)
+WRITERS = {
+    "mistral": writer("", "[TOOL_CALLS]{{ message.tool_calls | map(attribute='function') | list | tojson }}"),
+    "llama": writer(f'{{"name": "{NAME}", "parameters": {ARGUMENTS}}}'),
+    "mistral_args": writer(f"[TOOL_CALLS]{NAME}[CALL_ID]call00000[ARGS]{ARGUMENTS}"),
+    "kimi": writer(
+        f"<|tool_call_begin|>functions.{NAME}:0<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>",
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    "invoke": writer(INVOKE, "<minimax:tool_call>\n", "</minimax:tool_call>"),
+    "invoke, DSML": writer(DSML, "<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+}
+"""How the templates of models write the calls of a turn."""
+
+
+@pytest.mark.parametrize("models", WRITERS)
+def test_the_format_of_the_calls_is_the_one_that_the_template_writes(models: str) -> None:
+    template = tool_template(TEMPLATE.replace(CALLS, WRITERS[models]))
+    functions = [{"name": "add", "arguments": {"a": 2, "b": 3}}, {"name": "add", "arguments": {"a": 4, "b": 5}}]
+    functions = functions[: 1 if models == "llama" else 2]
+    written = template._written(
+        {"role": "assistant", "content": "I add.", "tool_calls": [{"function": function} for function in functions]}
+    )
+    written = written.removesuffix("<|end|>\n").removeprefix("I add." if models == "llama" else "")
+    parsed = template.parse(template.tokenizer.encode(written, add_special_tokens=False), [])
+    assert template.call_format == models.partition(",")[0]
+    assert [read["function"] for read in parsed.message["tool_calls"]] == functions
+    assert (parsed.message["content"], parsed.faults) == ("" if models == "llama" else "I add.", [])

@@ -6,6 +6,9 @@
 | `qwen_xml` | Qwen3.5, Nemotron 3 | `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>` |
 | `glm` | GLM-4.5 and later | `<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>` |
 | `mistral` | Mistral | `[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]` |
+| `mistral_args` | Ministral 3, Mistral Small 3.2 | `[TOOL_CALLS]f[ARGS]{"a": 1}` |
+| `kimi` | Kimi K2 | `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>` |
+| `invoke` | MiniMax-M2, DeepSeek-V3.2 | `<invoke name="f"><parameter name="a">1</parameter></invoke>` |
 | `llama` | Llama 3.1 and later | `{"name": "f", "parameters": {"a": 1}}`, also after `"type": "function"` |
 | `gemma` | Gemma 4 | `<|tool_call>call:f{a:1}<tool_call|>` |
 | `lfm2` | LFM2 | `<|tool_call_start|>[f(a=1)]<|tool_call_end|>` |
@@ -179,6 +182,9 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.DOTALL)
 
 
+INVOKER = r"(?:minimax:|｜DSML｜)?"
+"""What stands before the names of tags that invoke a tool."""
+
 TAGS = _pattern(r"<tool_call>(.*?)(?P<end></tool_call>|\Z)")
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
@@ -198,6 +204,30 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
         ),
     ),
     "mistral": CallFormat(_pattern(r"\[TOOL_CALLS\]\s*(.*)\Z"), _read_json),
+    "mistral_args": CallFormat(
+        _pattern(
+            r"\[TOOL_CALLS\](?P<name>[^\s\[]{1,256}+)(?:\[CALL_ID\][^\s\[]{1,256}+)?\[ARGS\]"
+            r"(?P<arguments>(?:(?!\[TOOL_CALLS\]).)*+)"
+        ),
+        _read_named,
+    ),
+    "kimi": CallFormat(
+        _pattern(
+            r"(?:<\|tool_calls_section_begin\|>)?<\|tool_call_begin\|>(?:functions\.)?(?P<name>[^\s:<]{1,256}+):\d{1,9}+"
+            r"<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)(?:<\|tool_calls_section_end\|>)?"
+        ),
+        _read_named,
+    ),
+    "invoke": CallFormat(
+        _pattern(
+            rf"(?:<{INVOKER}(?:tool_call|tool_calls|function_calls)>\s{{0,9}}+)?(<{INVOKER}invoke name=.*?)"
+            rf"(?:(?P<end></{INVOKER}invoke>)(?:\s{{0,9}}+</{INVOKER}(?:tool_call|tool_calls|function_calls)>)?|\Z)"
+        ),
+        _tagged(
+            rf'<{INVOKER}invoke name="(?P<name>[^"\n]+)">(?P<arguments>.*)',
+            rf'<{INVOKER}parameter name="(?P<key>[^"\n]+)"[^>]*>(?P<value>.*?)</{INVOKER}parameter>',
+        ),
+    ),
     "llama": CallFormat(
         _pattern(r"\A\s*(?:<\|python_tag\|>\s*)?(\{\s*\"(?:type\"\s*:\s*\"function\"\s*,\s*\")?name\".*)\Z"), _read_json
     ),

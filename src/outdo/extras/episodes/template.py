@@ -174,7 +174,7 @@ class Template:
     def properties(self) -> Properties:
         """The properties of the template, found by rendering short conversations."""
         name = self.tools[0]["function"]["name"] if self.tools else "tool"
-        results = [{"role": "tool", "name": name, "content": content} for content in ("one", "two")]
+        results = [_result(name, content, index) for index, content in enumerate(("one", "two"))]
         user = {"role": "user", "content": "Go on."}
         thinking: Message = {"role": "assistant", "content": f"<think>\n{MARK}\n</think>\n\nYes."}
         if self.call_format and marks_thinking(self.call_format):  # it is not a part of the text
@@ -202,7 +202,7 @@ class Template:
     def check(self) -> None:
         """Raise `ModelError`, with the reason, if an episode with this template would not be exact."""
         self._after(
-            [{"role": "tool", "name": self.tools[0]["function"]["name"], "content": "one"}]
+            [_result(self.tools[0]["function"]["name"], "one", 0)]
             if self.tools
             else [{"role": "user", "content": "Go on."}]
         )
@@ -297,6 +297,11 @@ def _stand_in(messages: Sequence[Message], said: str = "", arguments: Mapping[st
         {"id": call_id(index), "type": "function", "function": function} for index, function in enumerate(functions)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _result(name: str, content: str, index: int) -> Message:
+    """Return the result of a turn's call."""
+    return {"role": "tool", "name": name, "tool_call_id": call_id(index), "content": content}
 
 
 def call_id(index: int) -> str:
