@@ -20,8 +20,11 @@ from engine_cases import (
 )
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outdo.models.choose_forward import choose_forward
+from outdo.models.fast.forward import NAME
+from outdo.models.fast.layout import UnknownAttentionError
 from outdo.models.fast.packed import pack
 from outdo.models.forward import Forward
 from outdo.models.scorer import BatchSizes, Scorer
@@ -233,6 +236,13 @@ def test_a_soft_cap_too_wide_to_show_in_a_few_tokens_is_respected():
     expected = logprobs_of_the_model_alone(model, batch)
     assert expected.min() < -30
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_mask_that_a_layer_makes_itself_is_never_left_out():
+    """A model is called without a mask in the shared layout, so that one is its own."""
+    heads, mask = torch.randn(1, 2, 3, 8), torch.zeros(1, 1, 3, 3)
+    with pytest.raises(UnknownAttentionError, match="its layers make masks of attention themselves"):
+        ALL_ATTENTION_FUNCTIONS[NAME](torch.nn.Module(), heads, heads, heads, mask, scaling=1.0, layout=pack(ragged()))
 
 
 def test_an_embedding_of_zeros_keeps_neither_the_shared_layout_nor_a_gradient_away():
