@@ -68,9 +68,14 @@ def conflicts(recipe: Recipe) -> tuple[list[str], list[str]]:
 def refusals(recipe: Recipe, *, broken: Collection[str] = ()) -> list[str]:
     """Return what cannot work together, one sentence for each, which begins with the key.
 
-    `broken` holds the dotted keys of settings that are wrong in themselves: rules that read them do not run.
+    `broken` holds the dotted keys of settings that are wrong in themselves, or of parts of them, as `rewards.0`: rules
+    that read them do not run.
     """
-    rules = [rule for rule, reads in REFUSALS.items() if not set(reads) & set(broken)]
+
+    def is_broken(setting: str) -> bool:
+        return any(key == setting or key.startswith(f"{setting}.") for key in broken)
+
+    rules = [rule for rule, reads in REFUSALS.items() if not any(map(is_broken, reads))]
     return [sentence for rule in rules for sentence in rule(recipe)]
 
 
