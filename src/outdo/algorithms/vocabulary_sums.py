@@ -7,6 +7,7 @@ Logits have any precision; what is computed of them is float32, or float64 as th
 the token ids.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -14,13 +15,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from outdo.types import Batch
+
 Logits = Float[Tensor, "*N V"]
 Temperature = Float[Tensor, "..."] | float
-VocabularySum = Callable[[Tensor, Tensor], Tensor]
+VocabularySum = Callable[..., Tensor]
 """Compute a number for each token from its logits and temperature: [N, V] and [N] -> [N].
 
 `models.logprobs.chunked_scores` calls it with the logits of some tokens at a time.
 """
+
+
+class SumWithData(ABC):
+    """A sum over the vocabulary that reads more of each token than its logits."""
+
+    @abstractmethod
+    def data(self, batch: Batch, rows: Int[Tensor, "N"], columns: Int[Tensor, "N"]) -> tuple[Tensor, ...]:
+        """Return what the sum reads of the tokens at `rows` and `columns`: [N, ...] each."""
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, temperature: Tensor, *data: Tensor) -> Float[Tensor, "N"]:
+        """Compute a number for each token from its logits [N, V], temperature [N] and `data`."""
 
 
 def token_logprobs(logits: Logits, token_ids: Int[Tensor, "*N"], temperature: Temperature = 1.0) -> Float[Tensor, "*N"]:

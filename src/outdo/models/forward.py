@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.algorithms.vocabulary_sums import VocabularySum
+from outdo.algorithms.vocabulary_sums import SumWithData, VocabularySum
 from outdo.models.conversations import conversations
 from outdo.models.logprobs import chunked_scores, predecessors
 from outdo.models.onednn import LINEAR, ONEDNN, Gradients
@@ -198,10 +198,11 @@ class Forward:
     ) -> tuple[Tensor, ...]:
         """Compute the same from the hidden states [N, H] that predict the tokens: see `chunked_scores`."""
         token_ids, temperature = batch.token_ids[rows, columns], batch.temperature[rows]
+        data = [compute.data(batch, rows, columns) if isinstance(compute, SumWithData) else () for compute in sums]
         with self.precision():
-            head: nn.Module = self.model.get_output_embeddings()  # type: ignore[assignment]
-            linear = self.plain_head and type(head) in LINEAR
-            return chunked_scores(head if linear else self.head, hidden, token_ids, temperature, sums=sums, chunk=chunk)
+            output: nn.Module = self.model.get_output_embeddings()  # type: ignore[assignment]
+            head = output if self.plain_head and type(output) in LINEAR else self.head
+            return chunked_scores(head, hidden, token_ids, temperature, sums=sums, data=data, chunk=chunk)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Compute logits [N, V] of hidden states [N, H]; if the head is not plain, `hidden` holds logits already."""

@@ -5,6 +5,7 @@ which token. Everywhere else in outdo, an index is that of a token.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -63,9 +64,12 @@ def chunked_scores(
     temperature: Tensor,
     *,
     sums: Sequence[VocabularySum] = (),
+    data: Sequence[Sequence[Tensor]] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Compute log-probabilities [N] of tokens that the hidden states `hidden` [N, H] predict, then each of `sums` [N].
+
+    `data` has for each sum the tensors [N, ...] that it reads besides logits and temperature.
 
     The logits of at most `chunk` tokens exist at a time; unset, as many as are fastest. The backward pass computes them
     again, which costs one more product with the head and saves N × V floats for the lifetime of the graph.
@@ -77,12 +81,13 @@ def chunked_scores(
     by a product of its own.
     """
     if isinstance(head, nn.Linear) and type(head).forward in (layer.forward for layer in LINEAR):  # no adapter
-        return _scores_of_linear(head, hidden, token_ids, temperature, sums, chunk)
+        return _scores_of_linear(head, hidden, token_ids, temperature, sums, data, chunk)
+    all_sums, read = _together(sums, data)
 
-    def scores(logits: Tensor, temperature: Tensor, token_ids: Tensor) -> tuple[Tensor, ...]:
-        return token_logprobs(logits, token_ids, temperature), *(compute(logits, temperature) for compute in sums)
+    def scores(logits: Tensor, temperature: Tensor, token_ids: Tensor, *read: Tensor) -> tuple[Tensor, ...]:
+        return token_logprobs(logits, token_ids, temperature), *all_sums(logits, temperature, *read)
 
-    return _in_chunks(head, scores, chunk or CHUNK, hidden, temperature, token_ids)
+    return _in_chunks(head, scores, chunk or CHUNK, hidden, temperature, token_ids, *read)
 
 
 def _scores_of_linear(
@@ -91,22 +96,37 @@ def _scores_of_linear(
     token_ids: Tensor,
     temperature: Tensor,
     sums: Sequence[VocabularySum],
+    data: Sequence[Sequence[Tensor]] | None,
     chunk: int | None,
 ) -> tuple[Tensor, ...]:
     """See `chunked_scores`."""
-    others = [compute for compute in sums if compute is not token_entropy and compute is not detached_entropy]
-    logprobs, entropies = _along_vocabulary(head, hidden, token_ids, temperature, len(others) < len(sums), chunk)
-
-    def of_others(logits: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
-        return tuple(compute(logits, temperature) for compute in others)
-
+    is_entropy = [compute is token_entropy or compute is detached_entropy for compute in sums]
+    logprobs, entropies = _along_vocabulary(head, hidden, token_ids, temperature, any(is_entropy), chunk)
+    others = [number for number, entropy in enumerate(is_entropy) if not entropy]
+    of_others, read = _together([sums[number] for number in others], data and [data[number] for number in others])
     fitting = LOGIT_BYTES["cuda"] // (hidden.element_size() * len(head.weight))
     tokens = chunk or max(1, min(CHUNK, fitting))
-    values = iter(_in_chunks(head, of_others, tokens, hidden, temperature) if others else ())
+    values = iter(_in_chunks(head, of_others, tokens, hidden, temperature, *read) if others else ())
     return logprobs, *(
-        next(values) if compute in others else entropies if compute is token_entropy else entropies.detach()
-        for compute in sums
+        next(values) if not entropy else entropies if compute is token_entropy else entropies.detach()
+        for compute, entropy in zip(sums, is_entropy, strict=True)
     )
+
+
+def _together(
+    sums: Sequence[VocabularySum], data: Sequence[Sequence[Tensor]] | None
+) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    """Return a function `(logits, temperature, *read)` that computes all sums, and what it reads: the data of all."""
+    data = [()] * len(sums) if data is None else data
+    ends = list(accumulate(map(len, data), initial=0))
+
+    def compute(logits: Tensor, temperature: Tensor, *read: Tensor) -> tuple[Tensor, ...]:
+        return tuple(
+            compute_sum(logits, temperature, *read[start:end])
+            for compute_sum, (start, end) in zip(sums, pairwise(ends), strict=True)
+        )
+
+    return compute, [tensor for tensors in data for tensor in tensors]
 
 
 def _in_chunks(

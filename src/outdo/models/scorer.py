@@ -240,7 +240,7 @@ def token_scores(model_forward: Forward, batch: Batch, sums: Sums = NO_SUMS, chu
     )
 
     def place(values: Tensor) -> Tensor:
-        return values.new_zeros(batch.token_ids.shape).index_put((rows, columns), values)  # [B, T]
+        return values.new_zeros(*batch.token_ids.shape, *values.shape[1:]).index_put((rows, columns), values)  # [B, T]
 
     return TokenScores(logprobs=place(logprobs), sums=dict(zip(sums, map(place, values), strict=True)))
 
@@ -271,11 +271,12 @@ def backward_scores(scores: TokenScores, grads: TokenScores, *, zeros: bool = Fa
 
 
 def stack_rows(parts: Sequence[tuple[list[int], Tensor]], width: int) -> Tensor:
-    """Stack rows [b_i, t_i] with their row numbers to [B, width] in the order of these numbers, on the CPU."""
+    """Stack rows [b_i, t_i, ...] with their row numbers to [B, width, ...] in the order of these, on the CPU."""
     order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
     return stack([values for _, values in parts], width)[order]
 
 
 def stack(parts: Sequence[Tensor], width: int) -> Tensor:
-    """Pad tensors [b_i, t_i] with 0 to [b_i, width] and stack them, on the CPU."""
-    return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts]).cpu()
+    """Pad tensors [b_i, t_i, ...] with 0 to [b_i, width, ...] and stack them, on the CPU."""
+    padded = [pad(part, (0, 0) * (part.dim() - 2) + (0, width - part.shape[1])) for part in parts]
+    return torch.cat(padded).cpu()
