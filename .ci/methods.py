@@ -64,6 +64,7 @@ def facts_of_objective(preset: Any) -> dict[str, Any]:
             is_composed=isinstance(built, ComposedObjective),
             has_ratio=has_ratio(built),
             from_engine=isinstance(built, ComposedObjective) and built.bypass,
+            from_teacher=built.requires.needs_teacher,
             **asdict(preset.mark),
         )
     )

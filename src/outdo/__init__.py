@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from outdo.algorithms.advantages import gdpo as gdpo
     from outdo.algorithms.advantages import group_centred as group_centred
     from outdo.algorithms.advantages import group_standardised as group_standardised
+    from outdo.algorithms.advantages import iw_opd as iw_opd
     from outdo.algorithms.advantages import kl_penalty as kl_penalty
     from outdo.algorithms.advantages import leave_one_out as leave_one_out
     from outdo.algorithms.advantages import length_weighted as length_weighted
     from outdo.algorithms.advantages import max_rl as max_rl
+    from outdo.algorithms.advantages import mopd as mopd
     from outdo.algorithms.advantages import per_token as per_token
     from outdo.algorithms.advantages import reinforce_pp_baseline as reinforce_pp_baseline
     from outdo.algorithms.advantages import rejection as rejection
+    from outdo.algorithms.advantages import rlsd as rlsd
     from outdo.algorithms.advantages import sign as sign
     from outdo.algorithms.advantages import without_truncated as without_truncated
     from outdo.algorithms.early_stopping import first_of as first_of
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from outdo.algorithms.objectives.presets import dppo_tv as dppo_tv
     from outdo.algorithms.objectives.presets import dr_grpo as dr_grpo
     from outdo.algorithms.objectives.presets import dro as dro
+    from outdo.algorithms.objectives.presets import gkd as gkd
     from outdo.algorithms.objectives.presets import gmpo as gmpo
     from outdo.algorithms.objectives.presets import grpo as grpo
     from outdo.algorithms.objectives.presets import grpo_clip as grpo_clip
@@ -70,6 +74,9 @@ if TYPE_CHECKING:
     from outdo.algorithms.objectives.target.tpo import tpo as tpo
     from outdo.algorithms.requirements import Requires as Requires
     from outdo.algorithms.requirements import requires as requires
+    from outdo.algorithms.vocabulary_divergences import forward_kl as forward_kl
+    from outdo.algorithms.vocabulary_divergences import jensen_shannon as jensen_shannon
+    from outdo.algorithms.vocabulary_divergences import reverse_kl as reverse_kl
     from outdo.algorithms.vocabulary_sums import token_entropy as token_entropy
     from outdo.algorithms.vocabulary_sums import token_logprobs as token_logprobs
     from outdo.data.prompts import Prompts as Prompts
@@ -107,6 +114,7 @@ if TYPE_CHECKING:
     from outdo.models.policy import Policy as Policy
     from outdo.models.reference import load_reference as load_reference
     from outdo.models.scorer import BatchSizes as BatchSizes
+    from outdo.models.teacher import Teacher as Teacher
     from outdo.rewards import load_reward as load_reward
     from outdo.rollouts.engines.base import Engine as Engine
     from outdo.rollouts.engines.builtin import BuiltinEngine as BuiltinEngine
@@ -146,6 +154,7 @@ HOME = {  # public name: the module that defines it
     "Completion": "outdo.types",
     "ComposedObjective": "outdo.algorithms.objectives.base",
     "Critic": "outdo.models.critic",
+    "Dialogue": "outdo.extras.episodes.dialogue",
     "DynamicSampling": "outdo.rollouts.environments.dynamic_sampling",
     "Engine": "outdo.rollouts.engines.base",
     "Environment": "outdo.rollouts.environments.base",
@@ -157,27 +166,27 @@ HOME = {  # public name: the module that defines it
     "OnlineRewardModel": "outdo.extras.reward_models.online_model",
     "OptimiserSettings": "outdo.models.optimiser",
     "OutdoError": "outdo.utils.errors",
+    "Player": "outdo.extras.episodes.episode",
     "Policy": "outdo.models.policy",
     "Prompt": "outdo.types",
     "Prompts": "outdo.data.prompts",
     "Recorder": "outdo.extras.record.recorder",
+    "Reply": "outdo.extras.episodes.episode",
     "Request": "outdo.types",
     "Requires": "outdo.algorithms.requirements",
     "RewardModel": "outdo.extras.reward_models.model",
-    "Dialogue": "outdo.extras.episodes.dialogue",
-    "Player": "outdo.extras.episodes.episode",
-    "Reply": "outdo.extras.episodes.episode",
-    "Template": "outdo.extras.episodes.template",
-    "ToolBox": "outdo.extras.episodes.tools",
     "Rollout": "outdo.types",
     "Sampled": "outdo.types",
     "SamplingParams": "outdo.rollouts.engines.sampling",
     "SingleTurn": "outdo.rollouts.environments.single_turn",
     "Step": "outdo.types",
     "Stream": "outdo.utils.rng",
+    "Teacher": "outdo.models.teacher",
+    "Template": "outdo.extras.episodes.template",
     "Terms": "outdo.types",
     "TokenScores": "outdo.types",
     "TokenValues": "outdo.extras.record.external",
+    "ToolBox": "outdo.extras.episodes.tools",
     "Totals": "outdo.types",
     "TrlRecord": "outdo.extras.record.trl",
     "Update": "outdo.types",
@@ -200,8 +209,10 @@ HOME = {  # public name: the module that defines it
     "dro": "outdo.algorithms.objectives.presets",
     "evaluate": "outdo.run.evaluation.evaluation",
     "first_of": "outdo.algorithms.early_stopping",
+    "forward_kl": "outdo.algorithms.vocabulary_divergences",
     "gae": "outdo.algorithms.advantages",
     "gdpo": "outdo.algorithms.advantages",
+    "gkd": "outdo.algorithms.objectives.presets",
     "gmpo": "outdo.algorithms.objectives.presets",
     "group_centred": "outdo.algorithms.advantages",
     "group_standardised": "outdo.algorithms.advantages",
@@ -209,16 +220,20 @@ HOME = {  # public name: the module that defines it
     "grpo_clip": "outdo.algorithms.objectives.presets",
     "gspo": "outdo.algorithms.objectives.presets",
     "gspo_token": "outdo.algorithms.objectives.presets",
+    "in_turn": "outdo.loop",
+    "iw_opd": "outdo.algorithms.advantages",
+    "jensen_shannon": "outdo.algorithms.vocabulary_divergences",
     "kl_cov": "outdo.algorithms.objectives.presets",
     "kl_penalty": "outdo.algorithms.advantages",
     "leave_one_out": "outdo.algorithms.advantages",
     "length_weighted": "outdo.algorithms.advantages",
     "likelihood": "outdo.algorithms.objectives.presets",
     "load_reference": "outdo.models.reference",
-    "make_deterministic": "outdo.models.device",
     "load_reward": "outdo.rewards",
     "luspo": "outdo.algorithms.objectives.presets",
+    "make_deterministic": "outdo.models.device",
     "max_rl": "outdo.algorithms.advantages",
+    "mopd": "outdo.algorithms.advantages",
     "opo": "outdo.algorithms.objectives.presets",
     "own_head": "outdo.models.critic",
     "own_model": "outdo.models.critic",
@@ -233,13 +248,15 @@ HOME = {  # public name: the module that defines it
     "reinforce_pp_baseline": "outdo.algorithms.advantages",
     "rejection": "outdo.algorithms.advantages",
     "requires": "outdo.algorithms.requirements",
+    "reverse_kl": "outdo.algorithms.vocabulary_divergences",
     "rloo": "outdo.algorithms.objectives.presets",
     "rloo_clip": "outdo.algorithms.objectives.presets",
+    "rlsd": "outdo.algorithms.advantages",
     "sapo": "outdo.algorithms.objectives.presets",
     "sequence_logprobs": "outdo.models.logprobs",
     "sft": "outdo.extras.sft.sft",
-    "show": "outdo.extras.page.notebook",
     "sgd": "outdo.models.optimiser",
+    "show": "outdo.extras.page.notebook",
     "sign": "outdo.algorithms.advantages",
     "step_metrics": "outdo.run.metrics.metrics",
     "target": "outdo.algorithms.objectives.target.objective",
@@ -248,7 +265,6 @@ HOME = {  # public name: the module that defines it
     "token_logprobs": "outdo.algorithms.vocabulary_sums",
     "tokenise": "outdo.data.prompts",
     "tpo": "outdo.algorithms.objectives.target.tpo",
-    "in_turn": "outdo.loop",
     "train": "outdo.loop",
     "vespo": "outdo.algorithms.objectives.presets",
     "without_truncated": "outdo.algorithms.advantages",

@@ -26,10 +26,12 @@ from outdo.algorithms.advantages import (
     gpg,
     group_centred,
     group_standardised,
+    iw_opd,
     kl_penalty,
     leave_one_out,
     length_weighted,
     max_rl,
+    mopd,
     optimal_token,
     pass_at_k,
     per_token,
@@ -39,6 +41,7 @@ from outdo.algorithms.advantages import (
     remax,
     reward,
     rewards_of,
+    rlsd,
     sign,
     to_go,
     tree,
@@ -74,6 +77,9 @@ EVERY: dict[str, Advantage] = {each.__name__: per_token(each) for each in [*RELA
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "remax": remax,
     "distillation": distillation,
+    "iw_opd": iw_opd,
+    "mopd": mopd,
+    "rlsd": rlsd,
     "kl_penalty": chain(kl_penalty(k1, beta=0.5), per_token(group_standardised)),
     "leave_one_out, whitened": per_token(partial(leave_one_out, whiten=True)),
     "best_of_group, scaled": per_token(partial(best_of_group, scale=True)),
@@ -354,10 +360,48 @@ def test_reinforce_pp_whitens_over_tokens() -> None:
 
 def test_distillation_advantages_are_the_log_ratio_of_teacher_to_policy() -> None:
     batch = batch_of([rollout(2)]).with_(
-        ref_logprobs=torch.full((1, 3), -1.0), old_logprobs=torch.tensor([[0, -3, -0.5]])
+        teacher_logprobs=torch.full((1, 3), -1.0), old_logprobs=torch.tensor([[0, -3, -0.5]])
     )
     assert filled(batch, distillation).tolist() == [[0, 2, -0.5]]
-    assert requirements_of(distillation) == Requires(reference=True, old_logprobs=True)
+    assert requirements_of(distillation) == Requires(teacher=True, old_logprobs=True)
+
+
+def taught(*deltas: float) -> Batch:
+    """A right and a wrong answer; in both, the teacher's log-probabilities are above the policy's by `deltas`."""
+    batch = batch_of([rollout(len(deltas), 1.0), rollout(len(deltas), 0.0)])
+    old = torch.full(batch.token_ids.shape, -2.0, dtype=torch.float64)
+    delta = torch.zeros_like(old).masked_scatter(batch.loss_mask, torch.tensor(deltas, dtype=torch.float64).repeat(2))
+    return batch.with_(old_logprobs=old, teacher_logprobs=old + delta, rewards=batch.rewards.double())
+
+
+def test_mopd_adds_the_advantage_of_the_reward_to_that_of_the_teacher() -> None:
+    batch = taught(0.5, -1.0)
+    outcome = filled(batch, per_token(group_standardised))
+    assert_close(filled(batch, partial(mopd, alpha=0.3)), filled(batch, distillation) + 0.3 * outcome)
+    assert_close(filled(batch, partial(mopd, alpha=0.0)), filled(batch, distillation))
+
+
+def test_iw_opd_counts_a_token_less_the_more_of_the_distance_is_before_it() -> None:
+    batch = taught(1.0, -2.0, 1.0)
+    # Of |δ| = 1, 2, 1 there are 0, 1/4 and 3/4 before a token: its weight is 1 + γ times 1, 3/4, 1/4.
+    expected = torch.tensor([1.5 * 1.0, 1.375 * -2.0, 1.125 * 1.0], dtype=torch.float64)
+    assert_close(filled(batch, iw_opd)[0][batch.loss_mask[0]], expected)
+    assert_close(filled(batch, partial(iw_opd, gamma=0.0)), filled(batch, distillation))
+    agreeing = batch.with_(teacher_logprobs=batch.old_logprobs)
+    assert not filled(agreeing, iw_opd).any()
+
+
+def test_rlsd_divides_the_advantage_of_the_reward_among_the_tokens() -> None:
+    batch = taught(0.1, -0.1, 3.0)
+    outcome = filled(batch, per_token(group_standardised))
+    weights = filled(batch, rlsd)[batch.loss_mask] / outcome[batch.loss_mask]
+    right = torch.tensor([math.exp(0.1), math.exp(-0.1), 1.2], dtype=torch.float64)
+    wrong = torch.tensor([math.exp(-0.1), math.exp(0.1), 0.8], dtype=torch.float64)
+    assert_close(weights, 0.5 + 0.5 * torch.cat([right, wrong]))
+    assert (filled(batch, partial(rlsd, lam=1.0, clip=1.0))[batch.loss_mask] * outcome[batch.loss_mask] >= 0).all()
+    assert_close(filled(batch, partial(rlsd, lam=0.0)), outcome)
+    with pytest.raises(ValueError, match=r"lam and clip must be from 0 to 1, not 2.0 and 0.2"):
+        rlsd(batch, lam=2.0)
 
 
 def test_rejection_trains_only_on_the_right_answers() -> None:
@@ -468,13 +512,14 @@ def complete(members: list[list[Rollout]]) -> Batch:
         old_logprobs=noise(),
         old_sums={"collision": noise().abs() + 1.0},
         ref_logprobs=noise(),
+        teacher_logprobs=noise(),
         values=noise(),
     )
 
 
 def filled_outside_mask(batch: Batch, fill: float, columns: int = 0) -> Batch:
     """Write `fill` into all per-token numbers outside `loss_mask`, and append `columns` more columns of it."""
-    names = ("old_logprobs", "ref_logprobs", "values", "rollout_logprobs")
+    names = ("old_logprobs", "ref_logprobs", "teacher_logprobs", "values", "rollout_logprobs")
 
     def wide(values: Tensor) -> Tensor:
         return pad(values.where(batch.loss_mask, fill), (0, columns), value=fill)

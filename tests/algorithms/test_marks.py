@@ -59,11 +59,12 @@ def batch(*groups: tuple[float, ...]) -> Batch:
     """Groups of answers with these rewards, and all that any advantage requires."""
     made = batch_of(*([rollout(3, reward) for reward in rewards] for rewards in groups))
     random = torch.Generator().manual_seed(0)
-    old, reference, values = -torch.rand(3, *made.token_ids.shape, generator=random) - 0.1
+    old, reference, values, teacher = -torch.rand(4, *made.token_ids.shape, generator=random) - 0.1
     return made.with_(
         old_logprobs=old,
         old_sums={"collision": (2 * old).exp() + 0.1},
         ref_logprobs=reference,
+        teacher_logprobs=teacher,
         values=values,
         baselines=torch.full_like(made.rewards, 0.25),
         right=made.rewards < 0.75,  # unlike the rewards, so that it is seen which of the two is read
@@ -143,6 +144,7 @@ def test_an_advantage_works_with_a_kl_in_the_reward_unless_it_is_marked(name: st
 
 MISSING = {
     "reference": {"ref_logprobs": None},
+    "teacher": {"teacher_logprobs": None},
     "old_logprobs": {"old_logprobs": None},
     "old_sums": {"old_sums": {}},
     "values": {"values": None},

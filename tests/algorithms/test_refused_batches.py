@@ -34,7 +34,7 @@ ROLLOUTS: dict[str, list[Rollout]] = {
 def measured(batch: Batch) -> Batch:
     """The batch with everything that an advantage may require."""
     zeros = torch.zeros_like(batch.rollout_logprobs)
-    names, sums = ("values", "old_logprobs", "ref_logprobs"), ("entropy", "collision")
+    names, sums = ("values", "old_logprobs", "ref_logprobs", "teacher_logprobs"), ("entropy", "collision")
     row = torch.zeros_like(batch.rewards)
     per_token = dict.fromkeys(names, zeros)
     return batch.with_(**per_token, old_sums=dict.fromkeys(sums, zeros), end_values=row, baselines=row)

@@ -116,6 +116,9 @@ def test_the_check_of_a_recipe_knows_why_an_advantage_cannot_be_asked() -> None:
         "gae",
         "reinforce_pp",
         "distillation",
+        "iw_opd",
+        "mopd",
+        "rlsd",
         "optimal_token",
     }
 

@@ -21,9 +21,11 @@ from outdo.algorithms.advantages import (
     gdpo,
     group_centred,
     group_standardised,
+    iw_opd,
     kl_penalty,
     leave_one_out,
     length_weighted,
+    mopd,
     optimal_token,
     pass_at_k,
     per_token,
@@ -31,6 +33,7 @@ from outdo.algorithms.advantages import (
     reinforce_pp_baseline,
     rejection,
     remax,
+    rlsd,
     to_go,
     tree,
     turn_to_go,
@@ -67,6 +70,9 @@ BY_CONVERSATION: dict[str, Advantage] = {
     "optimal_token": optimal_token,
     "remax": remax,
     "distillation": distillation,
+    "iw_opd": iw_opd,
+    "mopd": mopd,
+    "rlsd": rlsd,
     "rejection": rejection,
     "without_truncated": chain(per_token(leave_one_out), without_truncated),
 }
@@ -99,7 +105,7 @@ def at_token_level() -> dict[str, Objective]:
     }
     for name in (
         *("grpo", "grpo_clip", "ppo", "dapo", "bnpo", "cispo", "sapo", "dppo_tv", "dppo_kl", "prime_rl"),
-        *("prime_rl_ipo", "dro", "reinforce", "reinforce_pp", "rloo", "remax", "opo", "gpg", "distillation"),
+        *("prime_rl_ipo", "dro", "reinforce", "reinforce_pp", "rloo", "remax", "opo", "gpg", "distillation", "gkd"),
     ):
         made[name] = by_token(getattr(presets, name)())
     return made | {

@@ -37,7 +37,7 @@ def recipe(tmp_path):
 def test_a_recipe_has_few_settings():
     """Each value counts that a recipe can hold, also in nested tables; the options of pieces belong to the pieces."""
     assert {"data.select.low", "optim.schedule", "reference.sync.mix", "sampling.stop"} < {*leaves()}
-    assert len(leaves()) <= 82
+    assert len(leaves()) <= 83
 
 
 def test_overrides_replace_settings_of_the_file(recipe):
@@ -151,7 +151,7 @@ def test_all_mistakes_are_reported_at_once(recipe):
         'command line: eval.rows: expected a whole number, found "many"',
         "modle: unknown setting; did you mean model?",
         "train.objective.clip_lo: unknown option; did you mean clip_low? grpo takes clip_low, clip_high, beta, "
-        "entropy_bonus, kl_ratio, log_ratio_clamp, bypass, level, surrogate, divergence, weight, correction ...",
+        "entropy_bonus, kl_ratio, log_ratio_clamp, bypass, teacher_beta, level, surrogate, divergence, weight ...",
         'optim.schedule: nothing is called "cosin"; did you mean cosine?',
         "train.minibatches = 64: a minibatch consists of whole groups, of which there are only train.prompts = 32",
     ]

@@ -22,6 +22,23 @@ Case = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """What the note says, settings with which it is true, and such with which it would be false."""
 
 NOTES: Mapping[str, Sequence[Case]] = {
+    "_unused_teachers": [
+        (
+            "teachers have no effect",
+            ["teachers=model"],
+            [
+                ["teachers=model", "train.objective=gkd"],
+                ["teachers=model", "train.objective={name='dapo', teacher_beta=0.1}"],
+                ["teachers=model", "train.advantage=mopd"],
+                ["teachers=model", "train.advantage=outdo.algorithms.advantages:mopd"],
+            ],
+        ),
+        (
+            "train.objective.teacher_divergence has no effect: teacher_beta is 0",
+            ["train.objective={name='grpo', teacher_divergence='forward_kl'}"],
+            [["teachers=model", "train.objective={name='grpo', teacher_divergence='forward_kl', teacher_beta=0.1}"]],
+        ),
+    ],
     "_without_later_steps": [
         (
             ONE_UPDATE,

@@ -70,10 +70,20 @@ VLLM = 'engine={name = "vllm", python = "python"}'
             ["train.objective=ppo", "train.advantage.lam=1.5"],
             "train.advantage.lam = 1.5: expected a number from 0 to 1",
         ),
-        (["train.objective=distillation"], "reference.model: required by distillation"),
         (
-            ["train.objective=distillation", "reference.model=t", "reference.sync.every=2"],
-            "the reference is the teacher of distillation",
+            ["train.objective=distillation"],
+            "teachers: distillation with the advantage distillation learns from a teacher",
+        ),
+        (["train.objective=gkd"], "teachers: gkd with the advantage distillation learns from a teacher"),
+        (["train.advantage=rlsd"], "teachers: grpo with the advantage rlsd learns from a teacher, and there is none"),
+        (["train.objective=gkd", "teachers=policy"], "the policy without a hint knows nothing that it does not know"),
+        (
+            ["train.objective=gkd", 'teachers=["a/x", "b/x"]'],
+            "two teachers have the name x: give each a name of its own",
+        ),
+        (
+            ["train.objective=gkd", 'teachers={model = "x", hint = "it is {answer}"}'],
+            "expected a text with {prompt} in it",
         ),
         (
             ["train.objective=ppo", "train.dynamic_sampling=1"],
@@ -194,6 +204,13 @@ def test_a_rule_does_not_check_a_setting_that_is_wrong_in_itself():
     with pytest.raises(UserError) as caught:
         load(None, [*NEEDED, "train.minibatches=33", "train.prompts=many"])
     assert len(caught.value.problems) == 1
+
+
+def test_a_rule_does_not_check_a_setting_of_which_a_part_is_wrong():
+    with pytest.raises(UserError) as refused:
+        load(None, [*NEEDED, "train.objective=gkd", 'teachers={model = "x", weight = 0}'])
+    assert len(refused.value.problems) == 1  # and not that there is no teacher
+    assert "teachers.0.weight" in refused.value.problems[0]
 
 
 def test_the_options_of_a_users_own_piece_are_checked_without_running_it(tmp_path):

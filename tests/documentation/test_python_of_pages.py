@@ -48,6 +48,7 @@ PLACES: dict[str, list[str]] = {
     "docs/reproducibility.md": [HERE, HERE],
     "docs/reward-models.md": [HERE],
     "docs/rewards.md": [*["rewards/test_reward_loading.py"] * 4, HERE, "rewards/test_thinking_in_answers.py"],
+    "docs/teachers.md": [HERE, HERE],
     "docs/tools.md": [HERE],
     "docs/trackers.md": [HERE],
     "docs/tutorial.md": [HERE],
@@ -93,6 +94,11 @@ def test_a_session_gives_what_its_page_shows():
     except UserError as error:
         pytest.skip(str(error))
     assert doctest.testfile(str(sessions[0]), module_relative=False, encoding="utf-8") == (0, 3)
+
+
+def test_the_teacher_of_a_page_and_its_divergence():
+    assert run("docs/teachers.md", 1)["models"].teachers
+    assert run("docs/teachers.md", 2, outdo=outdo)["logits"].grad.abs().sum() > 0
 
 
 def test_the_class_of_a_page_is_a_reward():

@@ -16,7 +16,8 @@ USUAL = (f"steps={STEPS}", "eval.every=10", "checkpoint.every=20", "optim.lr=1e-
 LARGER_EPS = 'optim.algorithm={name = "adamw", eps = 1e-5}'
 """Some gradients of these methods are rounding errors alone: of a pull on log π/π_rollout, 0 in the first pass,
 and of a group whose probabilities are already those of the target. AdamW divides a gradient by its own size."""
-NEEDED = {"distillation": ('reference.model="teacher"',), "ppo": ("train.advantage=gae", "train.critic=head")}
+NEEDED = {"ppo": ("train.advantage=gae", "train.critic=head")}
+NEEDED |= dict.fromkeys(("distillation", "gkd"), ("teachers=teacher",))
 NEEDED["rejection"] = ("rewards=rewards.py:rare", "eval.right=rare")
 NEEDED |= dict.fromkeys(("prime_rl", "prime_rl_ipo", "tpo"), (LARGER_EPS,))
 JUDGE = '{name = "reward_model", path = "judge", labels = "score.py:score", every = 5, replay = 0.5, lr = 1e-4}'

@@ -90,6 +90,7 @@ def batched(groups: Sequence[Sequence[Played]]) -> tuple[Batch, list[list[Key]]]
         reward_parts={name: part.double() for name, part in batch.reward_parts.items()},
         old_logprobs=old,
         ref_logprobs=old + measured("reference", -0.5, 0.5),
+        teacher_logprobs=old + measured("teacher", -0.5, 0.5),
         rollout_logprobs=old + measured("engine", -0.1, 0.1),
         old_sums={
             "entropy": measured("entropy", 0.0, 2.0),

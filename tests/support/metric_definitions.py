@@ -30,6 +30,7 @@ class Method:
     cap: float | None = None  # of a correction by π_old / π_rollout
     beta: float = 0.0
     eta: float = 0.0
+    teacher_beta: float = 0.0
     ratio: bool = True
     clip: tuple[float, float] | None = None  # low and high of a clip of tokens
     dual: float = math.inf
@@ -54,6 +55,8 @@ class Token:
     push: float
     new: float | None = None  # log πθ after the step
     target: float | None = None
+    teacher: float | None = None  # log π_T; None: no teacher has read the token
+    teacher_divergence: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,8 @@ def tokens_of(case: Case) -> Iterable[Token]:
                 push=sum(float(each["push"][at]) for each in passes),
                 new=None if case.new_logprobs is None else float(case.new_logprobs[at]),
                 target=None if batch.targets is None else float(batch.targets[at]),
+                teacher=None if rollout.teacher_prompt is None else float(batch.teacher_logprobs[at]),
+                teacher_divergence=float(last["teacher_divergence"][at]) if "teacher_divergence" in last else 0.0,
             )
 
 
@@ -368,6 +373,11 @@ def of_tokens(case: Case) -> Numbers:
     if case.tokens[0].reference is not None:
         apart = [(each.reference - each.now, each.now - each.old) for each in case.tokens]
         numbers["kl"] = mean(math.exp(rho) * (math.exp(gap) - 1 - gap) for gap, rho in apart)
+    if case.method.teacher_beta:
+        taught = [each for each in case.tokens if each.teacher is not None]
+        numbers["teacher/taught_ratio"] = len(taught) / len(case.tokens)
+        numbers["teacher/gap"] = mean(each.old - each.teacher for each in taught)
+        numbers["teacher/divergence"] = mean(each.teacher_divergence for each in taught)
     if case.method.cap is not None:
         factors = [
             min(case.method.cap, math.exp((e.now if case.method.bypass else e.old) - e.engine)) for e in case.tokens
@@ -417,13 +427,15 @@ def terms(case: Case) -> Numbers:
                 gap = each.reference - each.now
                 sums["divergence"] += w * method.beta * (math.exp(gap) - 1 - gap)
             sums["entropy"] += w * method.eta * each.entropy
-        steps.append([sums["policy"], sums["divergence"], sums["entropy"]])
-    policy, divergence, entropy = (mean(values) for values in zip(*steps, strict=True))
+            sums["teacher"] += w * method.teacher_beta * each.teacher_divergence
+        steps.append([sums["policy"], sums["divergence"], sums["entropy"], sums["teacher"]])
+    policy, divergence, entropy, teacher = (mean(values) for values in zip(*steps, strict=True))
     return {
+        **({"loss/teacher": teacher} if method.teacher_beta else {}),
         "loss/policy": policy,
         "loss/divergence": divergence,
         "loss/entropy": entropy,
-        "loss": -(policy - divergence + entropy),
+        "loss": -(policy - divergence + entropy) + teacher,
         "learning_rate": method.lr,
         "grad_norm": UNKNOWN if case.first_gradient is None else case.first_gradient,
     }

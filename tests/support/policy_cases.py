@@ -36,7 +36,9 @@ def two_groups(vocabulary: int = 264) -> Batch:
     return made.with_(advantages=advantages, ref_logprobs=torch.zeros_like(advantages))
 
 
-def updated(policy: Policy, batch: Batch, objective: ComposedObjective = ALL_TERMS) -> tuple[Update, Tensor]:
+def updated(
+    policy: Policy, batch: Batch, objective: ComposedObjective = ALL_TERMS, **options: Any
+) -> tuple[Update, Tensor]:
     """The update, and the gradient of all weights that the optimiser was handed."""
     gradients = []
     step = policy.optimiser.step
@@ -47,7 +49,7 @@ def updated(policy: Policy, batch: Batch, objective: ComposedObjective = ALL_TER
         return step(loss)
 
     policy.optimiser.step = spy
-    update = policy.update(batch, objective)
+    update = policy.update(batch, objective, **options)
     policy.optimiser.step = step
     return update, torch.stack(gradients).sum(0)
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification
 
 from outdo.algorithms.advantages import group_standardised, per_token
 from outdo.algorithms.objectives.presets import grpo, likelihood
+from outdo.algorithms.requirements import Requires
 from outdo.config.names import OBJECTIVES
 from outdo.data.prompts import Prompts, tokenise
 from outdo.data.questions import Question
@@ -30,6 +31,8 @@ from outdo.models.critic import own_model
 from outdo.models.device import make_deterministic
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
+from outdo.models.reference import frozen
+from outdo.models.teacher import Teacher, read_by
 from outdo.rewards.comparisons import Comparison
 from outdo.rewards.in_process import InProcessReward
 from outdo.rollouts.engines.builtin import BuiltinEngine
@@ -140,7 +143,11 @@ def gradients(model: nn.Module, optimiser: Any, update: Callable[[], object]) ->
 
 def update_of(policy: Policy, batch: Batch, objective: Any) -> Compute:
     batch = objective.prepare(batch) if hasattr(objective, "prepare") else batch
-    return partial(gradients, policy.model, policy.optimiser, partial(policy.update, batch, objective))
+    heads: dict[str, Any] = {}
+    if getattr(objective, "requires", Requires()).divergences:
+        teacher = Teacher.of(frozen(wide_policy()))
+        batch, heads = read_by([teacher], batch, states=True), {teacher.name: teacher.head()}
+    return partial(gradients, policy.model, policy.optimiser, partial(policy.update, batch, objective, heads))
 
 
 SOME = ("grpo", "gspo", "target")

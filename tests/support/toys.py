@@ -61,7 +61,8 @@ def with_noise(batch: Batch, seed: int = 0) -> tuple[Batch, Tensor]:
 def evaluate(objective: Objective, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The loss, and its gradient by log πθ [B, T]."""
     leaf = logprobs.detach().clone().requires_grad_()
-    loss = objective(TokenScores(logprobs=leaf), batch).loss
+    sums = {name: leaf.square() for name in objective.requires.divergences}  # of which each is of its token alone
+    loss = objective(TokenScores(logprobs=leaf, sums=sums), batch).loss
     (gradient,) = torch.autograd.grad(loss, leaf)
     return loss.detach(), gradient
 

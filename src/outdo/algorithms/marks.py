@@ -28,12 +28,14 @@ class ObjectiveFacts(ObjectiveMark):
     is_composed: bool = True  # of pieces that a recipe can replace
     has_ratio: bool = True  # it corrects for changes of the policy since it sampled
     from_engine: bool = False  # its ratio is πθ / π_rollout, as with `bypass`
+    from_teacher: bool = False  # it has a divergence from the teachers
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageMark:
     """What is stated of an advantage. The values by default are what is assumed of a user's own."""
 
+    reads_rewards: bool = True
     compares_group: bool = False  # an answer with the others of its group, which has to have two at least
     subtracts_baseline: bool = False  # from whole answers: the KL can be subtracted from their tokens afterwards
     scaled_in_group: bool = False  # as large where the rewards of a group hardly differ as where they differ much

@@ -7,6 +7,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, TypeVar
 
+from outdo.algorithms.vocabulary_divergences import VocabularyDivergence
 from outdo.algorithms.vocabulary_sums import VocabularySum, token_entropy
 
 Piece = TypeVar("Piece", bound=Callable[..., Any])
@@ -19,6 +20,8 @@ class Requires:
     reference: bool = False  # `batch.ref_logprobs`
     old_logprobs: bool = False  # `batch.old_logprobs`, even in a single pass over the batch
     old_sums: Mapping[str, VocabularySum] = field(default_factory=dict)  # `batch.old_sums`
+    teacher: bool = False  # `batch.teacher_logprobs`
+    divergences: Mapping[str, VocabularyDivergence] = field(default_factory=dict)  # from the teachers: `scores.sums`
     values: bool = False  # `batch.values`, by a critic
     end_values: bool = False  # `batch.end_values`, by a critic
     baselines: bool = False  # `batch.baselines`: the reward of the greedy answer
@@ -30,6 +33,18 @@ class Requires:
     def __post_init__(self) -> None:
         if self.sums.get("entropy", token_entropy) is not token_entropy:
             raise ValueError('sums["entropy"], a metric of every run, is `token_entropy`: give your sum another name')
+        if both := sorted({"entropy", *self.sums} & self.divergences.keys()):
+            raise ValueError(f"divergences: there is a sum over the vocabulary by the name {both[0]!r} already")
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a teacher has to read the batch."""
+        return self.teacher or bool(self.divergences)
+
+    @property
+    def differentiated(self) -> list[str]:
+        """The names in `scores.sums` that have a gradient."""
+        return [*self.sums, *self.divergences]
 
     def __or__(self, other: "Requires") -> "Requires":
         return Requires(

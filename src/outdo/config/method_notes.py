@@ -8,7 +8,13 @@ from typing import Any
 
 from outdo.config.methods import facts_of_advantage, facts_of_objective
 from outdo.config.names import OBJECTIVES
-from outdo.config.options import is_of_surrogate, needs_reference, samples_elsewhere, starts_from_the_engine
+from outdo.config.options import (
+    is_of_surrogate,
+    needs_reference,
+    needs_teacher,
+    samples_elsewhere,
+    starts_from_the_engine,
+)
 from outdo.config.recipe import Recipe
 
 NoteRule = Callable[[Recipe, Mapping[str, Any]], Iterator[str]]
@@ -71,6 +77,18 @@ def _unused_reference(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[st
     for name, value in settings.items():
         if value is not None and not has_own_code and not needs_reference(recipe, options):
             yield f"reference.{name} = {value} has no effect: the method does not use a reference (beta is 0)"
+
+
+def _unused_teachers(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
+    pieces = (recipe.train.objective, recipe.advantage)
+    has_own_code = any(":" in piece.name for piece in pieces)
+    if recipe.teachers and not needs_teacher(recipe) and not has_own_code:
+        yield (
+            "teachers have no effect: neither the objective (teacher_beta is 0) nor the advantage learns from them; "
+            "see teachers.md"
+        )
+    if "teacher_divergence" in recipe.train.objective.options and not needs_teacher(recipe):
+        yield "train.objective.teacher_divergence has no effect: teacher_beta is 0"
 
 
 def _kl_twice_or_never(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
@@ -167,6 +185,7 @@ NOTES: Sequence[NoteRule] = (
     _level_without_effect,
     _objective_without_ratio,
     _unused_reference,
+    _unused_teachers,
     _kl_twice_or_never,
     _kl_scaled_up,
     _divergence_with_another_gradient,

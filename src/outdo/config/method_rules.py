@@ -24,9 +24,11 @@ from outdo.config.names import (
     REWARDS,
     SCHEDULES,
     STOPS,
+    ULYSSES,
 )
-from outdo.config.options import effective_options
+from outdo.config.options import effective_options, needs_teacher
 from outdo.config.recipe import Piece, Recipe
+from outdo.config.teachers import POLICY, REFERENCE
 from outdo.config.unknown_settings import listed_hint
 from outdo.rewards.loading import RUN_IN_WORKER, runs_in_worker
 from outdo.rewards.options import reward_mistakes
@@ -59,6 +61,7 @@ CALL_SIGNATURES = {
     "correction": "logprobs, batch",
     "weight": "batch",
     "divergence_weight": "batch",
+    "teacher_divergence": "logits, teacher_logits, temperature",
     "entropy_weight": "batch",
     "batch_transform": "batch",
     "kl_in_reward": "logprobs, ref_logprobs",
@@ -248,18 +251,29 @@ def _advantage_requirements(recipe: Recipe) -> Iterator[str]:
         if k > recipe.train.group_size:
             answers = counted(recipe.train.group_size, "answer")
             yield f"train.advantage.k = {k}: a group has only {answers} (train.group_size)"
-    name, reference = recipe.advantage.name, recipe.reference
+    name = recipe.advantage.name
     penalty, facts = recipe.train.kl_in_reward, facts_of_advantage(name)
     if penalty is not None and facts.not_with_kl_in_reward and not penalty.options.get("after_baseline"):
         instead = "; use after_baseline" if facts.subtracts_baseline else ""
         yield f"train.kl_in_reward: {name} {facts.not_with_kl_in_reward}{instead}"
-    if "reference" in facts.requires and reference.model is None:
+
+
+def _teachers(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for each teacher that is missing, or of which nothing could be learned."""
+    pieces = f"{recipe.train.objective.name} with the advantage {recipe.advantage.name}"
+    if needs_teacher(recipe) and not recipe.teachers:
         yield (
-            f"reference.model: required by {name}, whose teacher it is; "
-            "without it the teacher is the policy itself, and nothing can be learned"
+            f"teachers: {pieces} learns from a teacher, and there is none; set a model with the policy's vocabulary, "
+            "or the policy itself with a hint"
         )
-    if "reference" in facts.requires and reference.sync is not None:
-        yield f"reference.sync: the reference is the teacher of {name}, so it must not be overwritten"
+    if recipe.teachers and recipe.attention.name == ULYSSES:
+        yield f'teachers: attention = "{ULYSSES}" divides the tokens of the policy, and not those that teachers read'
+    for teacher in recipe.teachers:
+        if teacher.model == POLICY and teacher.hint is None:
+            yield (
+                "teachers: the policy without a hint knows nothing that it does not know as a student; set a hint, or "
+                f'model = "{REFERENCE}"'
+            )
 
 
 def _discount_above_one(recipe: Recipe) -> Iterator[str]:
@@ -324,8 +338,8 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
         "train.objective",
         "train.group_size",
         "train.kl_in_reward",
-        "reference.model",
     ),
+    _teachers: ("teachers", "train.advantage", "train.objective", "attention"),
     _discount_above_one: ("train.advantage", "train.objective"),
     _ratio_cap_below_one: ("train.objective",),
     _dynamic_sampling_asks_the_advantage: ("train.dynamic_sampling", "train.advantage", "train.objective"),

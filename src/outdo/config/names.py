@@ -31,10 +31,14 @@ SURROGATES = {
         "prime_rl",
         "dro",
         "kl_cov",
+        "nothing",
     )
 }
 DIVERGENCES = {name: f"outdo.algorithms.objectives.divergences:{name}" for name in ("k1", "k2", "k3")} | {
     "abs": "outdo.algorithms.objectives.divergences:absolute"
+}
+VOCABULARY_DIVERGENCES = {
+    name: f"outdo.algorithms.vocabulary_divergences:{name}" for name in ("reverse_kl", "forward_kl", "jensen_shannon")
 }
 WEIGHTS = {
     name: f"outdo.algorithms.objectives.weights:{name}"
@@ -57,10 +61,18 @@ COMPOSED_PIECES: Mapping[str, Mapping[str, str]] = {
     "batch_transform": BATCH_TRANSFORMS,
     "divergence_weight": WEIGHTS,
     "entropy_weight": WEIGHTS,
+    "teacher_divergence": VOCABULARY_DIVERGENCES,
 }
 """The pieces of a composed objective that a recipe can replace with options of `train.objective`, and their names."""
 
-COMPOSED_NUMBERS = {"beta": 0.0, "entropy_bonus": 0.0, "kl_ratio": False, "log_ratio_clamp": 20.0, "bypass": False}
+COMPOSED_NUMBERS = {
+    "beta": 0.0,
+    "entropy_bonus": 0.0,
+    "kl_ratio": False,
+    "log_ratio_clamp": 20.0,
+    "bypass": False,
+    "teacher_beta": 0.0,
+}
 """The numbers of a composed objective that a recipe can set in the same way, and an example of each."""
 
 COEFFICIENTS = {

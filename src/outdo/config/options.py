@@ -18,6 +18,7 @@ from outdo.config.names import (
     STOPS,
 )
 from outdo.config.recipe import Piece, Recipe
+from outdo.config.teachers import REFERENCE
 from outdo.utils.imports import signature_of
 
 
@@ -39,7 +40,15 @@ def needs_reference(recipe: Recipe, objective_options: Mapping[str, Any] | None 
     """
     options = objective_options or effective_options(recipe.train.objective, OBJECTIVES)
     beta = options.get("beta", 0.0)
-    return beta != 0 or recipe.train.kl_in_reward is not None or "reference" in recipe.advantage_requires
+    asked = beta != 0 or recipe.train.kl_in_reward is not None or "reference" in recipe.advantage_requires
+    return asked or any(teacher.model == REFERENCE for teacher in recipe.teachers)
+
+
+def needs_teacher(recipe: Recipe) -> bool:
+    """Return whether the recipe's pieces use a teacher, as far as their source shows."""
+    objective = recipe.train.objective
+    of_preset = facts_of_objective(objective.name).from_teacher
+    return bool(objective.options.get("teacher_beta", of_preset)) or "teacher" in recipe.advantage_requires
 
 
 def samples_elsewhere(recipe: Recipe) -> bool:

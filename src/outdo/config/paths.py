@@ -109,6 +109,10 @@ def _with_paths(recipe: Recipe, change: Callable[[str], str], change_data: Calla
             "environment": recipe.environment and _change_piece(recipe.environment, change),
             "data": _with_data_paths(recipe.data, change, change_data),
             "train": recipe.train.model_copy(update=pieces),
+            "teachers": tuple(
+                teacher.model_copy(update={"model": change(teacher.model)}) if teacher.is_folder else teacher
+                for teacher in recipe.teachers
+            ),
             "reference": reference.model_copy(update={"model": reference.model and change(reference.model)}),
             "optim": recipe.optim.model_copy(
                 update={name: _change_piece(getattr(recipe.optim, name), change) for name in ("algorithm", "schedule")}

@@ -37,6 +37,7 @@ from outdo.config.fields import (
 from outdo.config.methods import facts_of_advantage, facts_of_objective
 from outdo.config.names import BUILTIN_ENGINE
 from outdo.config.prompt_template import PromptTemplate
+from outdo.config.teachers import Teachers
 from outdo.utils.reward_names import REWARD_MODEL
 
 
@@ -217,7 +218,7 @@ class Train(Section):
 
 
 class ReferenceSection(Section):
-    """The reference policy: KL is measured from it, and on-policy distillation learns from it."""
+    """The reference policy: KL is measured from it."""
 
     model: PathText | None = Field(
         default=None, description="a model folder or a name on the Hub; unset: the policy at the start of the run"
@@ -335,6 +336,11 @@ class Recipe(Section):
     rewards: Rewards = Field(
         default=(WeightedReward(name="exact"),),
         description="exact, last_number, math, format ..., file.py:name, or a list of these or {name, weight, place}",
+    )
+    teachers: Teachers = Field(
+        default=(),
+        description="models that read the answers, for distillation: a path, policy, reference, or a list of "
+        "{model, name, weight, hint}; see teachers.md",
     )
     track: Pieces = Field(default=(), description="wandb, tensorboard, trackio, mlflow, file.py:name, or a list")
     data: Data = Field(description="the questions to train on and to evaluate on")

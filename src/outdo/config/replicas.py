@@ -80,8 +80,8 @@ def _gains_by_replicas(recipe: Recipe) -> bool:
 
 def _has_one_model(recipe: Recipe) -> bool:
     """Return whether nothing but the policy, and what is copied from it, is loaded."""
-    rewards = (reward.name for reward in recipe.rewards)
-    return recipe.critic is None and recipe.reference.model is None and REWARD_MODEL not in rewards
+    others = [recipe.critic, recipe.reference.model, *recipe.teachers]
+    return not any(others) and REWARD_MODEL not in (reward.name for reward in recipe.rewards)
 
 
 def _is_small(model: str) -> bool:

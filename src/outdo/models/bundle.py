@@ -1,6 +1,6 @@
 """All models of a run together: what a checkpoint saves and a resumed run restores."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from outdo.models.critic import Critic, own_model
 from outdo.models.policy import Policy
 from outdo.models.reference import AdapterReference, Reference, frozen
 from outdo.models.scorer import Scorer
+from outdo.models.teacher import Teacher, read_by
+from outdo.models.teacher_sums import NO_HEADS, TeacherHead
 from outdo.types import Batch, Update
 from outdo.utils.sharded_tensors import is_sharded
 from outdo.utils.timing import span
@@ -32,6 +34,7 @@ class Models:
         reference: Reference | None = None,
         *,
         critic: Critic | None = None,
+        teachers: Sequence[Teacher] = (),
         refresh_every: int | None = None,
         mix: float = 1.0,
     ) -> None:
@@ -44,9 +47,11 @@ class Models:
         self.policy = policy
         self.reference = reference
         self.critic = critic
+        self.teachers = teachers
         self.refresh_every = refresh_every
         self.mix = mix
         self.steps = 0  # finished training steps
+        self.heads: Mapping[str, TeacherHead] = NO_HEADS  # of the teachers, as they were when they read the batch
 
     @classmethod
     def of(
@@ -58,29 +63,28 @@ class Models:
         requires: Requires | None = None,
         reference: Reference | None = None,
         critic: Critic | None = None,
+        teachers: Sequence[Teacher] = (),
         refresh_every: int | None = None,
         mix: float = 1.0,
     ) -> "Models":
         """Make the models that objective and advantage require.
 
         Unless given, the reference is the policy as it is now (`frozen`), the critic a copy of it with a value head.
-        `requires` is what the two need together, if the caller knows it already.
+        Teachers have to be given. `requires` is what the two need together, if the caller knows it already.
 
-        Raises ValueError for a reference or critic that neither of them requires, TypeError for what is no objective.
+        Raises ValueError for models that neither of them requires, TypeError for what is no objective.
         """
         if not hasattr(objective, "prepare"):
             name = getattr(objective, "__name__", None)
             description = repr(objective) if name is None else f"the function {name}; did you mean {name}()?"
             raise TypeError(f"Models.of: expected an objective such as outdo.grpo(beta=0.0), found {description}")
         needs = requirements_of(advantage, objective) if requires is None else requires
-        offered = {"reference": (reference, needs.reference), "critic": (critic, needs.values)}
-        if unused := [name for name, (model, needed) in offered.items() if model is not None and not needed]:
-            raise ValueError(f"nothing needs the {' and the '.join(unused)}: neither the objective nor the advantage")
+        _check_needed(needs, reference, critic, teachers)
         if needs.reference and reference is None:
             reference = frozen(policy)
         if needs.values and critic is None:
             critic = own_model(policy)
-        return cls(policy, reference, critic=critic, refresh_every=refresh_every, mix=mix)
+        return cls(policy, reference, critic=critic, teachers=teachers, refresh_every=refresh_every, mix=mix)
 
     @property
     def version(self) -> int:
@@ -107,6 +111,9 @@ class Models:
         if missing:
             hint = "`Models.of(policy, objective, advantage=advantage)` makes what is needed"
             raise ValueError(f"the objective or the advantage needs a {' and a '.join(missing)}: {hint}")
+        if required.needs_teacher and not self.teachers:
+            load = "Models.of(..., teachers=[outdo.Teacher.load(policy, path)])"
+            raise ValueError(f"the objective or the advantage needs a teacher: {load}")
 
     def score(self, batch: Batch, required: Requires, *, passes: int) -> Batch:
         """Compute old log-probabilities and sums, reference log-probabilities and values where they are required.
@@ -123,6 +130,10 @@ class Models:
         if required.reference and self.reference is not None:
             with span("reference"):
                 batch = batch.with_(ref_logprobs=self.reference.logprobs(batch))
+        if required.needs_teacher:
+            with span("teachers"):
+                batch = read_by(self.teachers, batch, states=bool(required.divergences))
+                self.heads = {teacher.name: teacher.head() for teacher in self.teachers}
         if required.values and self.critic is not None:
             with span("values"):
                 ends = self.critic.end_values(batch) if required.end_values else None
@@ -135,11 +146,11 @@ class Models:
         In the first `critic.warmup` steps the policy is not updated, and the result has no tokens.
         """
         if self.critic is None:
-            return self.policy.update(batch, objective)
+            return self.policy.update(batch, objective, self.heads)
         metrics = self.critic.update(batch)
         if self.steps < self.critic.warmup:
             return Update(metrics=metrics, tokens={})
-        update = self.policy.update(batch, objective)
+        update = self.policy.update(batch, objective, self.heads)
         return Update(metrics={**update.metrics, **metrics}, tokens=update.tokens)
 
     @torch.no_grad()
@@ -170,6 +181,21 @@ class Models:
             self.reference.load_state(state["reference"])
         if self.critic is not None:
             self.critic.load_state(state["critic"])
+
+
+def _check_needed(
+    needs: Requires, reference: Reference | None, critic: Critic | None, teachers: Sequence[Teacher]
+) -> None:
+    """Raise `ValueError` for models that nothing needs."""
+    is_teacher = any(reference is not None and teacher.reads(reference) for teacher in teachers)
+    unused = {
+        "reference": reference is not None and not (needs.reference or is_teacher),
+        "critic": critic is not None and not needs.values,
+        "teachers": bool(teachers) and not needs.needs_teacher,
+    }
+    if any(unused.values()):
+        named = " and the ".join(name for name, is_unused in unused.items() if is_unused)
+        raise ValueError(f"nothing needs the {named}: neither the objective nor the advantage")
 
 
 def _shapes(scorer: Scorer) -> list[tuple[int, ...]]:

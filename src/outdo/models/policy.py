@@ -25,6 +25,7 @@ from outdo.models.loading import base_of, load_model, load_tokenizer, max_contex
 from outdo.models.onednn import ONEDNN, Gradients
 from outdo.models.optimiser import Optimiser, OptimiserSettings, pass_metrics
 from outdo.models.scorer import BatchSizes, LossAndGrads, Scorer, stack, stack_rows
+from outdo.models.teacher_sums import NO_HEADS, TeacherHead, pull_of, sums_of_divergences
 from outdo.models.text_part import OtherParts
 from outdo.types import Batch, Terms, TokenScores, Update
 from outdo.utils.sharded_tensors import share_of
@@ -135,14 +136,18 @@ class Policy(Scorer):
         eos: Any = self.tokenizer.eos_token_id
         return frozenset(token for token in (eos, *ids) if token is not None)
 
-    def update(self, batch: Batch, objective: Objective) -> Update:
+    def update(self, batch: Batch, objective: Objective, heads: Mapping[str, TeacherHead] = NO_HEADS) -> Update:
         """Make one pass over the batch: `minibatches` optimiser steps, each with its own totals.
+
+        `heads` are those of the teachers that have read the batch, for an objective with a divergence from them.
 
         The tokens of the result, each [B, T], were measured during the pass, before the step that used them: `logprobs`
         (log πθ), `log_ratio`, `entropy`, `push` (minus the derivative of the loss with respect to the log-probability:
-        direction and strength of the push on the token), `policy_push` (the policy term's part of it; the rest is the
-        pull of the reference). For an objective with a ratio also `clipped` (the surrogate no longer pushes it; see
-        `clipped_tokens`) and `clip_log_ratio` (the logarithm of the ratio that is clipped; see `compared_log_ratio`).
+        direction and strength of the push on the token; of a divergence from teachers, see `TeacherPull`),
+        `policy_push` (the policy term's part of it; the rest is the pull of reference and teachers), and each
+        divergence from teachers by its name. For an objective with a ratio also `clipped` (the surrogate no longer
+        pushes it; see `clipped_tokens`) and `clip_log_ratio` (the logarithm of the ratio that is clipped; see
+        `compared_log_ratio`).
 
         Its metrics are means over the optimiser steps; those named `updates/` are numbers of optimiser steps: see
         `pass_metrics`.
@@ -151,7 +156,8 @@ class Policy(Scorer):
         trained: list[int] = []  # the number of tokens of each step
         tokens: list[dict[str, Tensor]] = []
         for minibatch in batch.minibatches(self.batch_sizes.minibatches):
-            terms, measured = self._halving_on_oom(partial(self._gradient, minibatch, objective), self.scoring.clear)
+            gradient = partial(self._gradient, minibatch, objective, heads)
+            terms, measured = self._halving_on_oom(gradient, self.scoring.clear)
             with span("optimiser"):
                 metrics.append(terms | self.optimiser.step(terms["loss"]))
             tokens.append(measured)
@@ -160,7 +166,9 @@ class Policy(Scorer):
         stacked = {name: stack([part[name] for part in tokens], width) for name in tokens[0]}
         return Update(metrics=pass_metrics(metrics, trained), tokens=stacked)
 
-    def _gradient(self, batch: Batch, objective: Objective) -> tuple[dict[str, float], dict[str, Tensor]]:
+    def _gradient(
+        self, batch: Batch, objective: Objective, heads: Mapping[str, TeacherHead]
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Add up the gradient of one optimiser step's loss; return the sums of its terms, and its tokens [B, T]."""
         requires = objective.requires
         results = self.scoring.accumulate(
@@ -168,7 +176,7 @@ class Policy(Scorer):
             _pushed_and_idle(batch),
             partial(_loss_and_grads, objective),
             self.batch_sizes,
-            {"entropy": detached_entropy, **requires.sums},
+            {"entropy": detached_entropy, **requires.sums, **sums_of_divergences(requires.divergences, heads)},
             whole_groups=requires.whole_groups,
         )
         width, first = batch.token_ids.shape[1], results[0][1]
@@ -289,28 +297,32 @@ def _pushed_and_idle(batch: Batch) -> list[list[int]]:
 def _loss_and_grads(objective: Objective, scores: TokenScores, micro: Batch) -> LossAndGrads:
     """Compute the loss of a micro-batch and its gradient with respect to the log-probabilities and sums."""
     logprobs = scores.logprobs.requires_grad_()
-    leaves = {name: scores.sums[name].requires_grad_() for name in objective.requires.sums}
+    divergences = objective.requires.divergences
+    leaves = {name: scores.sums[name].requires_grad_() for name in objective.requires.differentiated}
     terms = objective(scores, micro)
     (policy_push,) = torch.autograd.grad(terms.policy, logprobs, retain_graph=True)
     grad_logprobs, *grad_sums = torch.autograd.grad(
         terms.loss, [logprobs, *leaves.values()], allow_unused=True, materialize_grads=True
     )
+    by_sum = dict(zip(leaves, grad_sums, strict=True))
+    pulls = [by_sum[name] * scores.sums[pull_of(name)] for name in divergences]
     logprobs = logprobs.detach()
     old = logprobs if micro.old_logprobs is None else micro.old_logprobs
     tokens = {
         "logprobs": logprobs,
         "log_ratio": (logprobs - old).where(micro.loss_mask, 0.0),
         "entropy": scores.sums["entropy"].detach(),
-        "push": -grad_logprobs,
+        "push": sum(pulls, -grad_logprobs),
         "policy_push": policy_push,
+        **{name: scores.sums[name].detach() for name in divergences},
         **clip_measurements(objective, scores, micro, policy_push),
     }
-    grads = TokenScores(logprobs=grad_logprobs, sums=dict(zip(leaves, grad_sums, strict=True)))
+    grads = TokenScores(logprobs=grad_logprobs, sums=by_sum)
     return LossAndGrads(_values(terms), tokens, grads)
 
 
 def _values(terms: Terms) -> dict[str, float]:
-    loss, policy, divergence, entropy = (
-        float(term.detach()) for term in (terms.loss, terms.policy, terms.divergence, terms.entropy)
-    )
-    return {"loss": loss, "loss/policy": policy, "loss/divergence": divergence, "loss/entropy": entropy}
+    parts = {"loss/policy": terms.policy, "loss/divergence": terms.divergence, "loss/entropy": terms.entropy}
+    if terms.teacher is not None:
+        parts["loss/teacher"] = terms.teacher
+    return {name: float(term.detach()) for name, term in {"loss": terms.loss, **parts}.items()}

@@ -194,7 +194,7 @@ class _Training:
 
     def rollouts(self) -> Iterator[tuple[int, Sampled]]:
         """Yield the scored groups of each step; before it changes weights, copy the last finished step."""
-        for step, sampled in self.run.sampling.rollouts:
+        for step, sampled in self.run.rollouts:
             for watcher in self.run.watchers:
                 watcher.before(step, sampled.groups)
             self.checkpoints.copy_finished(self.progress)
@@ -333,7 +333,7 @@ def _keep_refused_batch(folder: RunFolder, step: Step) -> None:
     target = folder.path / "refused"
     target.mkdir(exist_ok=True)
     names = ("token_ids", "loss_mask", "rewards", "advantages", "values", "returns", "targets")
-    names += ("old_logprobs", "ref_logprobs", "rollout_logprobs")
+    names += ("old_logprobs", "ref_logprobs", "teacher_logprobs", "rollout_logprobs")
     fields = {name: getattr(step.batch, name) for name in names}
     tensors = {name: value.contiguous() for name, value in fields.items() if isinstance(value, Tensor)}
     save_file(tensors, target / f"step_{step.index:06d}.safetensors")

@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from outdo.types.inputs import Inputs, inputs_of_rows
+from outdo.types.lessons import Lesson, lessons_of_rows
+from outdo.types.plain_tensors import check_tensors
 from outdo.types.rollouts import Group, Rollout
 from outdo.types.rows import (
     floats,
@@ -27,7 +29,7 @@ from outdo.types.rows import (
     tokens_read,
     turn_numbers,
 )
-from outdo.utils.errors import UserError
+from outdo.utils.hints import teacher_of
 from outdo.utils.text import counted
 
 
@@ -79,10 +81,14 @@ class Batch:
     temperature: Float[Tensor, "B"]  # log-probabilities are those of logits / temperature
     routes: Int[Tensor, "B T R K"] | None = None  # the K experts that each of R routers chose for a token; -1: unknown
     inputs: tuple[Inputs, ...] = ()  # of each row, what the model reads beside its tokens; (): no row has any
+    lessons: tuple[Lesson, ...] = ()  # of each row, who teaches it, and with which hint; (): no row has any
     totals: Totals
     old_logprobs: Float[Tensor, "B T"] | None = None  # log π_old, by the trainer, before this step's updates
     old_sums: Mapping[str, Float[Tensor, "B T"]] = field(default_factory=dict)  # of π_old over the vocabulary, by name
     ref_logprobs: Float[Tensor, "B T"] | None = None  # log π_ref
+    teacher_logprobs: Float[Tensor, "B T"] | None = None  # log π_T; of several teachers of a row, their weighted mean
+    teacher_weights: Mapping[str, Float[Tensor, "B"]] = field(default_factory=dict)  # by teacher: see `read_by`
+    teacher_states: Mapping[str, Float[Tensor, "B T H"]] = field(default_factory=dict)  # that predict t, by teacher
     values: Float[Tensor, "B T"] | None = None  # V of the prefix before token t
     end_values: Float[Tensor, "B"] | None = None  # V after the last token of a truncated answer; 0 elsewhere
     returns: Float[Tensor, "B T"] | None = None  # the critic's regression target
@@ -103,7 +109,8 @@ class Batch:
             temperature=[rollout.temperature for rollout in rollouts],
             inputs=[group.prompt.inputs for group in groups for _ in group.rollouts],
         )
-        return _with_rewards(_with_samples(batch, rollouts), groups).recounted()
+        batch = _with_samples(batch, rollouts).with_(lessons=_lessons(groups))
+        return _with_rewards(batch, groups).recounted()
 
     @classmethod
     def of_tokens(
@@ -166,7 +173,7 @@ class Batch:
 
         Raises `UserError` with one sentence for each tensor of a wrong shape or dtype.
         """
-        _check_tensors(
+        check_tensors(
             mask,
             advantages=advantages,
             token_ids=token_ids,
@@ -223,7 +230,7 @@ class Batch:
         """Return some rows without the columns that are padding in all of them. `totals` stay those of the whole."""
         width = max(1, int(self.attention_mask[index].sum(1).max()))
         part = self._each(lambda value: value[index, :width] if value.dim() > 1 else value[index])
-        return part.with_(inputs=self._inputs_at(index))
+        return part.with_(**self._of_rows(index))
 
     def gathered(self, row: Tensor, columns: Tensor, inside: Tensor) -> "Batch":
         """Return a batch with C new rows: of the row `row[c]` the tokens at `columns[c]`, where `inside`. [C], [C, L]
@@ -232,9 +239,12 @@ class Batch:
         """
 
         def of_rows(value: Tensor) -> Tensor:
-            return value[row] if value.dim() == 1 else value[row].gather(1, columns).masked_fill(~inside, 0)
+            if value.dim() == 1:
+                return value[row]
+            beyond = (1,) * (value.dim() - 2)
+            return value[row[:, None], columns].masked_fill(~inside.view(*inside.shape, *beyond), 0)
 
-        return self.with_(routes=None, previous=None, inputs=self._inputs_at(row))._each(of_rows)
+        return self.with_(routes=None, previous=None, **self._of_rows(row))._each(of_rows)
 
     def minibatches(self, n: int) -> list["Batch"]:
         """Split into at most `n` parts of whole groups, one optimiser step each. Every part counts its own totals."""
@@ -263,18 +273,34 @@ class Batch:
         rows = range(len(self)) if rows is None else rows
         return pack_by_tokens(rows, lengths, groups, budget, whole_groups=whole_groups)
 
-    def _inputs_at(self, rows: Tensor) -> tuple[Inputs, ...]:
-        """Return the inputs of some rows."""
-        return tuple(self.inputs[row] for row in rows.tolist()) if self.inputs else ()
+    def _of_rows(self, index: Tensor) -> dict[str, Any]:
+        """Return the fields of some rows that are no tensors."""
+        numbers = index.tolist()
+        return {
+            name: tuple(values[row] for row in numbers) if values else ()
+            for name, values in (("inputs", self.inputs), ("lessons", self.lessons))
+        }
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the same batch with every tensor changed."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         tensors = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
-        parts = {name: change(part) for name, part in self.reward_parts.items()}
-        prepared = {name: change(value) for name, value in self.prepared.items()}
-        sums = {name: change(value) for name, value in self.old_sums.items()}
-        return self.with_(reward_parts=parts, prepared=prepared, old_sums=sums, **tensors)
+        tables = {
+            name: {key: change(tensor) for key, tensor in getattr(self, name).items()}
+            for name in ("reward_parts", "prepared", "old_sums", "teacher_weights", "teacher_states")
+        }
+        return self.with_(**tables, **tensors)
+
+
+def _lessons(groups: Sequence[Group]) -> tuple[Lesson, ...]:
+    """Return the lesson of each rollout; () if none of them has any."""
+    return lessons_of_rows(
+        [
+            Lesson(teacher=teacher_of(group.prompt.columns), prompt=rollout.teacher_prompt)
+            for group in groups
+            for rollout in group.rollouts
+        ]
+    )
 
 
 def _with_samples(batch: Batch, rollouts: Sequence[Rollout]) -> Batch:
@@ -344,37 +370,3 @@ def _token_rewards(rollout: Rollout, start: int) -> Sequence[float]:
         for t in [t for t in range(begin, end) if rollout.loss_mask[t]][-1:]:
             rewards[t] = rollout.reward
     return rewards
-
-
-SHAPES = {"advantages": ("[B, T]", "[B]"), "group": ("[B]",), "rewards": ("[B]",)}
-"""The shapes of arguments of `Batch.of` that are not [B, T]."""
-
-
-def _check_tensors(mask: Tensor, **tensors: Tensor | None) -> None:
-    """Raise `UserError` with one sentence for each argument of `Batch.of` that has a wrong shape or dtype."""
-    if mask.dim() != 2:
-        raise UserError([f"Batch.of: mask has shape {list(mask.shape)}, expected [B, T]"])
-    sizes = {"[B, T]": list(mask.shape), "[B]": [len(mask)]}
-    wrong = _wrong_dtype("mask", mask, "bool")
-    for name, value in tensors.items():
-        if value is None:
-            continue
-        allowed = SHAPES.get(name, ("[B, T]",))
-        if list(value.shape) not in [sizes[shape] for shape in allowed]:
-            wanted = " or ".join(f"{shape} = {sizes[shape]}" for shape in allowed)
-            wrong.append(f"{name} has shape {list(value.shape)}, expected {wanted}")
-        wrong += _wrong_dtype(name, value, "int" if name in ("token_ids", "group") else "float")
-    wrong = wrong or _scattered(tensors.get("group"))
-    if wrong:
-        raise UserError([f"Batch.of: {sentence}" for sentence in wrong])
-
-
-def _scattered(group: Tensor | None) -> list[str]:
-    if group is None or len(group.unique()) == len(group.unique_consecutive()):
-        return []
-    return ["the rows of a group must be neighbours in `group`"]
-
-
-def _wrong_dtype(name: str, value: Tensor, expected: str) -> list[str]:
-    kind = "bool" if value.dtype == torch.bool else "float" if value.dtype.is_floating_point else "int"
-    return [] if kind == expected else [f"{name} has dtype {str(value.dtype).removeprefix('torch.')}, not {expected}"]

@@ -90,6 +90,7 @@ class Rollout:
     routes: Tensor | None = field(default=None, compare=False, repr=False)  # see `Batch.routes`; of prompt and answer
     counts: Mapping[str, int] = field(default_factory=dict)  # of events in its environment, such as "tools/calls"
     tool_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict, compare=False)  # by tool, of each call
+    teacher_prompt: tuple[int, ...] | None = None  # with a hint, which a teacher reads; None: the answer has no hint
     forks: tuple[tuple[int, int], ...] = ()  # of several conversations: see `Batch.previous`; (column, the one before)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,8 @@ class Terms:
     policy: Float[Tensor, ""]  # Σ w · c · S, maximised
     divergence: Float[Tensor, ""]  # β · Σ w · D, subtracted
     entropy: Float[Tensor, ""]  # η · Σ w · H, added
-    loss: Float[Tensor, ""]  # -(policy - divergence + entropy), minimised
+    loss: Float[Tensor, ""]  # -(policy - divergence + entropy - teacher), minimised
+    teacher: Float[Tensor, ""] | None = None  # β_T · Σ w · D_T, subtracted; None: the objective has no such term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

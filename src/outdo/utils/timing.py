@@ -19,6 +19,7 @@ SPANS = (
     "copy",
     "old",
     "reference",
+    "teachers",
     "values",
     "forward",
     "backward",

@@ -57,7 +57,7 @@ SETTINGS: Mapping[str, tuple[Mapping[str, Any], Any]] = {
     "a critic": ({"train": {"objective": "ppo", "critic": "model"}}, teaching),
     "rejection": ({"train": {"objective": "rejection"}}, teaching),
     "verdicts": ({"train": {"objective": "grpo", "advantage": "pass_at_k"}}, teaching),
-    "a teacher": ({"train": {"objective": "distillation"}, "reference": {"model": "teacher"}}, teaching),
+    "a teacher": ({"train": {"objective": "distillation"}, "teachers": "teacher"}, teaching),
     "targets": ({"train": {"objective": "target"}}, unchanged),
 }
 SILENT = None

@@ -22,6 +22,7 @@ from outdo.algorithms.objectives.ratios import sequence
 from outdo.algorithms.objectives.target.objective import target
 from outdo.algorithms.objectives.weights import token_mean
 from outdo.algorithms.requirements import requirements_of
+from outdo.algorithms.vocabulary_divergences import forward_kl
 from outdo.extras.page import glossary
 from outdo.extras.record.movement import movement_metrics
 from outdo.extras.record.tokens import token_record
@@ -32,6 +33,7 @@ from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
+from outdo.models.teacher import Teacher
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.run.evaluation.evaluation import Evaluation
 from outdo.run.metrics.metrics import step_metrics
@@ -53,8 +55,8 @@ OF_THE_MODEL = "log-probabilities of a model that reads other text or other weig
 LEARNT = "what a model measured while it learnt"
 
 COVERED = {
-    "seconds tokens_per_second time/environment time/sample time/reward time/old time/reference time/values "
-    "time/forward time/backward time/optimiser time/record time/copy time/idle": (
+    "seconds tokens_per_second time/environment time/sample time/reward time/old time/reference time/teachers "
+    "time/values time/forward time/backward time/optimiser time/record time/copy time/idle": (
         WALL_TIME,
         "run/test_profile.py::test_the_spans_of_every_step_add_up_to_its_seconds",
     ),
@@ -252,6 +254,13 @@ EPISODES = [
 ]
 
 
+def with_hints(group: Group) -> Group:
+    """The group with a hint for every second answer."""
+    hints = [None if place % 2 else (7, 8, 9) for place in range(len(group.rollouts))]
+    answers = [replace(answer, teacher_prompt=hint) for answer, hint in zip(group.rollouts, hints, strict=True)]
+    return replace(group, rollouts=tuple(answers))
+
+
 def clipped(low: float, high: float, dual: float | None = None) -> Callable[[float, float, float], float]:
     def surrogate(ratio: float, advantage: float, _: float) -> float:
         lesser = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
@@ -314,6 +323,13 @@ SCENARIOS = {
     ),
     "targets": Scenario(objective=target(), method=Method(surrogate=lambda *_: math.nan, ratio=False), passes=3),
     "critic": Scenario(objective=presets.ppo(), advantage=gae, method=Method(**CLIP), passes=2),
+    "teacher": Scenario(
+        objective=replace(ALL, correction=None, teacher_beta=0.5, teacher_divergence=forward_kl(top=5)),
+        groups=[with_hints(group) for group in ANSWERS],
+        method=Method(**CLIP, beta=0.1, eta=0.05, teacher_beta=0.5),
+        passes=2,
+        minibatches=2,
+    ),
 }
 
 
@@ -347,7 +363,9 @@ def trained(name: str) -> tuple[Case, dict[str, float]]:
     required = requirements_of(how.advantage, how.objective)
     reference = frozen(Policy(*tiny_model(seed=1))) if required.reference else None
     critic = own_model(policy, lr=1e-2) if required.values else None
-    models = Models.of(policy, how.objective, advantage=how.advantage, reference=reference, critic=critic)
+    teachers = [Teacher.of(frozen(Policy(*tiny_model(seed=2))), reads_hint=True)] if required.needs_teacher else []
+    others = {"reference": reference, "critic": critic, "teachers": teachers}
+    models = Models.of(policy, how.objective, advantage=how.advantage, **others)
     groups = with_engine(policy, how.groups)
     if not required.baselines:
         groups = [replace(group, baseline=None) for group in groups]

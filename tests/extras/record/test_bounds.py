@@ -74,7 +74,7 @@ BY_HAND: dict[str, ByHand] = {
     "prime_rl": lambda p, a: math.log(ENGINE + math.copysign(0.2, a)),  # tokens beyond it are pulled back to it
     "prime_rl_ipo": lambda p, a: math.log(ENGINE + math.copysign(0.1, a)),
     "dro": lambda p, a: math.log(p) + a / 0.1,
-    **dict.fromkeys(["cispo", "reinforce", "rloo", "remax", "opo", "gpg", "distillation", "rejection"], nowhere),
+    **dict.fromkeys(["cispo", "reinforce", "rloo", "remax", "opo", "gpg", "distillation", "gkd", "rejection"], nowhere),
     **dict.fromkeys(["sapo", "vespo"], nowhere),  # their push fades, and has no end
     "tpo": nowhere,  # it ends where the other answers let it
 }

@@ -1,4 +1,5 @@
-"""Advantages: `group` and `best` compute them from rewards and groups, `token`, `tree` and `turns` from batches."""
+"""Advantages: `group` and `best` compute them from rewards and groups, `teacher`, `token`, `tree` and
+`turns` from batches."""
 
 from outdo.algorithms.advantages.base import Advantage, chain, compute_advantages, fill_right, per_token, rewards_of
 from outdo.algorithms.advantages.best import best_of_group, max_rl, pass_at_k
@@ -20,9 +21,9 @@ from outdo.algorithms.advantages.returns import (
     token_rewards_of,
     whitened,
 )
+from outdo.algorithms.advantages.teacher import distillation, iw_opd, mopd, rlsd
 from outdo.algorithms.advantages.token import (
     baseline_first,
-    distillation,
     gae,
     gdpo,
     kl_penalty,
@@ -53,10 +54,12 @@ __all__ = [
     "gpg",
     "group_centred",
     "group_standardised",
+    "iw_opd",
     "kl_penalty",
     "leave_one_out",
     "length_weighted",
     "max_rl",
+    "mopd",
     "optimal_token",
     "pass_at_k",
     "per_token",
@@ -67,6 +70,7 @@ __all__ = [
     "returns_to_go",
     "reward",
     "rewards_of",
+    "rlsd",
     "sign",
     "terminal_rewards",
     "to_go",

@@ -92,6 +92,16 @@ def _further_conversations(batch: Batch) -> Int[Tensor, "B"]:
     return (counts.index_add(0, conversations.row, trained) - 1).clamp(min=0)
 
 
+def needed(batch: Batch, name: str) -> Float[Tensor, "B T"]:
+    """Return `batch.<name>` [B, T] with 0 outside of `loss_mask`; zeros where there is none and no trained token."""
+    value: Float[Tensor, "B T"] | None = getattr(batch, name)
+    if value is not None:
+        return value.where(batch.loss_mask, 0.0)
+    if batch.loss_mask.any():
+        raise ValueError(f"the advantage needs `{name}`, which the batch does not have")
+    return torch.zeros_like(batch.rollout_logprobs)
+
+
 def compute_advantages(advantage: Advantage, batch: Batch) -> Batch:
     """Return the batch with `advantages` filled in.
 

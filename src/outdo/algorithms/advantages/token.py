@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from outdo.algorithms import marks
-from outdo.algorithms.advantages.base import Advantage, of_rollouts, per_token, rewards_of
+from outdo.algorithms.advantages.base import Advantage, needed, of_rollouts, per_token, rewards_of
 from outdo.algorithms.advantages.group import RewardAdvantage, group_centred, group_standardised, rounding_of_groups
 from outdo.algorithms.advantages.returns import (
     generalised_advantages,
@@ -159,7 +159,7 @@ def gae(
         raise ValueError(f"gae: gamma and lam must be from 0 to 1, not {gamma} and {lam}")
     conversations = Unfolded.of(batch)
     rows = conversations.batch
-    rewards, values, mask = token_rewards_of(rows), _given(rows, "values"), rows.loss_mask
+    rewards, values, mask = token_rewards_of(rows), needed(rows, "values"), rows.loss_mask
     end = _end_values(rows).to(values) if bootstrap else torch.zeros_like(values[:, 0])  # [C]
     turn = rows.turn if turns else None
     advantages = generalised_advantages(rewards, values, mask, end, gamma=gamma, lam=lam, turn=turn)
@@ -201,18 +201,6 @@ def remax(batch: Batch) -> Batch:
     return batch.with_(advantages=advantages.where(batch.loss_mask, 0.0))
 
 
-@marks.advantage(not_with_kl_in_reward="uses no reward")
-@requires(reference=True, old_logprobs=True)
-def distillation(batch: Batch) -> Batch:
-    """Â_t = log π_ref - log π_old: learn from a teacher, the reference, on the policy's own answers.
-
-    Minus k1 of each token: its mean over answers sampled from the policy is -KL(π_old‖π_ref), so the policy moves
-    towards the teacher (on-policy distillation; GKD, arXiv 2306.13649, with reverse KL; MiniLLM,
-    arXiv 2306.08543). The rewards are not used.
-    """
-    return batch.with_(advantages=_given(batch, "ref_logprobs") - _given(batch, "old_logprobs"))
-
-
 # ------------------------------------------------------------------------------------------------ before and after them
 
 
@@ -227,7 +215,7 @@ def kl_penalty(estimator: Divergence, *, beta: SupportsFloat) -> Advantage:
 
     @requires(reference=True, old_logprobs=True)
     def penalise(batch: Batch) -> Batch:
-        divergence = estimator(_given(batch, "old_logprobs"), _given(batch, "ref_logprobs"))
+        divergence = estimator(needed(batch, "old_logprobs"), needed(batch, "ref_logprobs"))
         sizes = dict(zip("BT", batch.loss_mask.shape, strict=True))
         divergence = check_shape(divergence, TOKENS, "divergence", estimator, sizes)
         penalised = token_rewards_of(batch) - float(beta) * divergence
@@ -283,13 +271,3 @@ def _end_values(batch: Batch) -> Float[Tensor, "B"]:
             "bootstrap=True)` to the loop, or compute them with `critic.end_values(batch)`"
         )
     return torch.zeros_like(batch.rewards)
-
-
-def _given(batch: Batch, name: str) -> Float[Tensor, "B T"]:
-    """Return `batch.<name>` [B, T] with 0 outside of `loss_mask`; zeros where there is none and no trained token."""
-    value: Float[Tensor, "B T"] | None = getattr(batch, name)
-    if value is not None:
-        return value.where(batch.loss_mask, 0.0)
-    if batch.loss_mask.any():
-        raise ValueError(f"the advantage needs `{name}`, which the batch does not have")
-    return torch.zeros_like(batch.rollout_logprobs)

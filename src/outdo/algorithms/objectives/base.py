@@ -1,9 +1,10 @@
 """The protocol of an objective, and the formula of most objectives.
 
-    J = Σ_{b,t} w · ( c · S(ρ, Â) - β · D ) + η · Σ_{b,t} w_H · H,        loss = -J
+    J = Σ_{b,t} w · ( c · S(ρ, Â) - β · D - β_T · D_T ) + η · Σ_{b,t} w_H · H,        loss = -J
 
-with the ratio ρ at a `level`, `surrogate` S, `divergence` D, `correction` c and `weight` w. An objective of another
-form is a class of its own that has the methods of the protocol.
+with the ratio ρ at a `level`, `surrogate` S, `divergence` D from the reference, `teacher_divergence` D_T from the
+teachers, `correction` c and `weight` w. An objective of another form is a class of its own that has the methods of the
+protocol.
 """
 
 import functools
@@ -17,14 +18,18 @@ from torch import Tensor
 
 from outdo.algorithms.objectives.divergences import Divergence, k3
 from outdo.algorithms.objectives.ratios import LOG_RATIO_CLAMP, Level, log_ratio, token
-from outdo.algorithms.objectives.surrogates import Surrogate, log_likelihood
+from outdo.algorithms.objectives.surrogates import Surrogate, log_likelihood, nothing
 from outdo.algorithms.objectives.weights import Weight, sequence_mean
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.algorithms.shapes import FACTOR, TOKENS, Correction, check_shape
+from outdo.algorithms.vocabulary_divergences import VocabularyDivergence, reverse_kl
 from outdo.algorithms.vocabulary_sums import token_entropy
 from outdo.types import Batch, Terms, TokenScores
 
 BatchTransform = Callable[[Batch], Batch]
+
+TEACHER_DIVERGENCE = "teacher_divergence"
+"""The name of D_T among the sums over the vocabulary, and among what an update measures of each token."""
 
 
 class Objective(Protocol):
@@ -51,7 +56,10 @@ def as_it_is(batch: Batch) -> Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComposedObjective:
-    """An objective of its pieces. `beta` is β, `entropy_bonus` η: numbers from 0, or of `outdo.algorithms.adaptive`."""
+    """An objective of its pieces: see the module. `beta` is β, `entropy_bonus` η, `teacher_beta` β_T: from 0.
+
+    The first two may also be numbers of `outdo.algorithms.adaptive`.
+    """
 
     surrogate: Surrogate
     level: Level = token
@@ -62,6 +70,8 @@ class ComposedObjective:
     kl_level: Level = token  # of that ρ. D is a divergence of tokens: with an answer's ratio it is biased
     weight: Weight = sequence_mean
     divergence_weight: Weight | None = None  # w_D; None: the same as `weight`
+    teacher_divergence: VocabularyDivergence = field(default_factory=reverse_kl)
+    teacher_beta: float = 0.0
     entropy_bonus: SupportsFloat = 0.0
     entropy_weight: Weight | None = None  # w_H; None: the same as `weight`
     batch_transform: BatchTransform = as_it_is
@@ -70,14 +80,15 @@ class ComposedObjective:
     requires: Requires = field(init=False, repr=False, compare=False)  # of the pieces; π_ref for β, the entropy for η
 
     def __post_init__(self) -> None:
-        for name in ("beta", "entropy_bonus"):
+        for name in ("beta", "entropy_bonus", "teacher_beta"):
             if not 0 <= float(getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if not self.log_ratio_clamp > 0:
             raise ValueError(f"log_ratio_clamp must be above 0, not {self.log_ratio_clamp}: every ratio would be 1")
         pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.batch_transform)
         sums = {"entropy": token_entropy} if _is_used(self.entropy_bonus) else {}
-        of_terms = Requires(reference=_is_used(self.beta), sums=sums)
+        divergences = {TEACHER_DIVERGENCE: self.teacher_divergence} if self.teacher_beta else {}
+        of_terms = Requires(reference=_is_used(self.beta), sums=sums, divergences=divergences)
         object.__setattr__(
             self, "requires", of_terms | requirements_of(*pieces, self.divergence_weight, self.entropy_weight)
         )
@@ -85,7 +96,7 @@ class ComposedObjective:
     @property
     def has_ratio(self) -> bool:
         """Whether the surrogate reads the ratio, so that it can be clipped."""
-        return self.surrogate is not log_likelihood
+        return self.surrogate not in (log_likelihood, nothing)
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the transformed batch, or the batch itself where there is no token to train on."""
@@ -129,7 +140,12 @@ class ComposedObjective:
         if _is_used(self.entropy_bonus):
             spread = given(scores.sums.get("entropy"), "entropy")
             entropy = float(self.entropy_bonus) * weighted(spread, self.entropy_weight or self.weight)
-        return Terms(policy=policy, divergence=divergence, entropy=entropy, loss=-(policy - divergence + entropy))
+        loss, teacher = -(policy - divergence + entropy), None
+        if self.teacher_beta:
+            distance = given(scores.sums.get(TEACHER_DIVERGENCE), TEACHER_DIVERGENCE)
+            teacher = self.teacher_beta * weighted(distance, self.weight)
+            loss = loss + teacher
+        return Terms(policy=policy, divergence=divergence, entropy=entropy, loss=loss, teacher=teacher)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from outdo.algorithms.objectives.base import ComposedObjective
 from outdo.algorithms.objectives.batch_transforms import covariant, without_covariant
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.objectives.ratios import sequence, sequence_product, sequence_token, token
-from outdo.algorithms.objectives.surrogates import clip, log_likelihood, unclipped
+from outdo.algorithms.objectives.surrogates import clip, log_likelihood, nothing, unclipped
 from outdo.algorithms.objectives.weights import constant, sequence_mean, sequence_sum, token_mean
 
 # ------------------------------------------------------------------------------------------------- the ratio is clipped
@@ -485,11 +485,26 @@ def distillation() -> ComposedObjective:
         J = 1/Σ_i|o_i| Σ_i Σ_t ρ_it Â_it,   Â_it = log π_teacher(o_it) - log π_old(o_it)
 
     Its gradient is minus that of KL(πθ‖π_teacher) per token, for a fixed prefix (the on-policy reverse KL of
-    GKD, arXiv 2306.13649, on sampled tokens). Published with Â = distillation; the teacher is the reference policy.
-    What differs: GKD sums over the vocabulary; one sampled token is the same in expectation. The reward is that of
-    this token only, without its effect on later tokens.
+    GKD, arXiv 2306.13649, on sampled tokens). Published with Â = distillation, from the teachers of the run.
+    What differs: `gkd` sums over the vocabulary, as the paper does; one sampled token is the same in expectation, with
+    more variance. The reward is that of this token only, without its effect on later tokens.
     """
     return ComposedObjective(level=token, surrogate=unclipped, weight=token_mean)
+
+
+@marks.objective(published_with="distillation")
+def gkd() -> ComposedObjective:
+    """On-policy distillation over the whole vocabulary; GKD (arXiv 2306.13649) equation 1 and algorithm 1, λ = 1.
+
+        J = -1/Σ_i|o_i| Σ_i Σ_t D(πθ(·|q, o_i<t), π_T(·|q, o_i<t))
+
+    with D = `teacher_divergence`: the reverse KL unless another of `outdo.algorithms.vocabulary_divergences` is set.
+    No reward pushes. Published with Â = distillation, which pushes nothing either: it says of each token what the
+    teacher thinks of it, for the record.
+    What differs: the gradient does not go through the sampling, as in the paper; the mean is over the tokens of the
+    optimiser step.
+    """
+    return ComposedObjective(surrogate=nothing, weight=token_mean, teacher_beta=1.0)
 
 
 @marks.objective(name="rejection", published_with="rejection")

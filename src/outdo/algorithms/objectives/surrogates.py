@@ -85,6 +85,13 @@ def log_likelihood(
     return logprobs * advantages
 
 
+def nothing(
+    log_ratio: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], batch: Batch
+) -> Float[Tensor, "B T"]:
+    """S = 0: the advantages push no token, and the other terms of the objective are all that is trained on."""
+    return 0 * logprobs
+
+
 def cispo(*, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Surrogate:
     """S = sg[clip(ρ, ratio_min, ratio_max)] Â log πθ; CISPO, MiniMax-M1 (arXiv 2506.13585) equations 4 and 5.
 

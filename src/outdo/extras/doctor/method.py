@@ -73,8 +73,8 @@ def corrects(run: RunMetrics) -> bool:
 
 
 def is_distilled(run: RunMetrics) -> bool:
-    """Return whether the reference is a teacher, towards which the policy moves, and no reward is used."""
-    return "reference" in facts_of_advantage(str(advantage(run))).requires
+    """Return whether the policy moves towards a teacher, and no reward is used."""
+    return not facts_of_advantage(str(advantage(run))).reads_rewards
 
 
 def reads_verdicts(run: RunMetrics) -> bool:

@@ -119,7 +119,10 @@ def named_objective(name: str, settings: Sequence[str], *, length: int) -> Objec
     mistakes += objective_mistakes(piece, key="explain")
     if mistakes:
         raise UserError(mistakes)
-    return build_objective(piece, filled={"length": length})
+    objective = build_objective(piece, filled={"length": length})
+    if objective.requires.divergences:
+        raise UserError([f"{piece.name} has a divergence from teachers, which depends on all tokens: docs/teachers.md"])
+    return objective
 
 
 def run_explain(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from outdo.config.options import needs_reference
+from outdo.config.options import needs_reference, needs_teacher
 from outdo.config.recipe import Recipe
 from outdo.extras.plan.lengths import SPREAD, Lengths
 from outdo.models.inspect_folder import ModelFacts
@@ -126,12 +126,13 @@ def _prompt_tokens(recipe: Recipe, mean: float | None, sample: Sample | None) ->
 
 
 def _scorings(recipe: Recipe) -> float:
-    """Return the forward passes over a batch that train nothing: old log-probabilities, reference, record."""
+    """Return the forward passes over a batch that train nothing: old log-probabilities, reference, teachers, record."""
     train = recipe.train
     old = 1.0 if train.passes * train.minibatches > 1 else 0.0
     reference = 1.0 if needs_reference(recipe) else 0.0
+    teachers = float(len(recipe.teachers)) if needs_teacher(recipe) else 0.0
     after = 1.0 if recipe.record.after == "all" else float(recipe.record.after) if recipe.record.every else 0.0
-    return old + reference + after
+    return old + reference + teachers + after
 
 
 def adapter_share(facts: ModelFacts, recipe: Recipe) -> float:

@@ -81,7 +81,7 @@ def policy_push(objective: Objective, batch: Batch, logprobs: Tensor) -> Tensor:
 def scores_of(objective: Objective, logprobs: Tensor) -> TokenScores:
     """Return scores with these log-probabilities [B, T], and 0 for each sum that the objective may read."""
     nothing = torch.zeros_like(logprobs)
-    return TokenScores(logprobs=logprobs, sums=dict.fromkeys(("entropy", *objective.requires.sums), nothing))
+    return TokenScores(logprobs=logprobs, sums=dict.fromkeys(("entropy", *objective.requires.differentiated), nothing))
 
 
 def is_unreachable(bound: Tensor, batch: Batch) -> Tensor:

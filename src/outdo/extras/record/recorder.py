@@ -99,7 +99,7 @@ class Recorder:
     def _foreseen(self, groups: Sequence[Group], trained: Sequence[int]) -> list[int]:
         """Return the numbers of the trained groups that get a push, as far as it is known before the update."""
         requires = self.objective.requires
-        if requires.reference or requires.sums or self.advantage is None or cannot_be_asked(self.advantage):
+        if requires.reference or requires.differentiated or self.advantage is None or cannot_be_asked(self.advantage):
             return list(trained)
         signal = groups_with_signal(self.advantage, groups)
         return [number for number in trained if signal[number]]

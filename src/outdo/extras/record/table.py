@@ -29,6 +29,8 @@ COLUMNS = (
     "old_logprobs",
     "new_logprobs",
     "ref_logprobs",
+    "teacher_logprobs",
+    "teacher_divergence",
     "values",
     "advantages",
     "target",

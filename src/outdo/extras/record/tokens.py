@@ -6,13 +6,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outdo.algorithms.objectives.base import ComposedObjective, Objective, as_it_is, compared_logprobs, given
+from outdo.algorithms.objectives.base import (
+    TEACHER_DIVERGENCE,
+    ComposedObjective,
+    Objective,
+    as_it_is,
+    compared_logprobs,
+    given,
+)
 from outdo.algorithms.prefix_tree import prefix_tree
 from outdo.extras.record.bounds import bounds, is_unreachable, policy_push
 from outdo.types import Batch, Step
 
 CLIP = (
-    "free",  # the policy term pushes it
+    "free",  # the policy term pushes it, or a teacher pulls it
     "low",  # pushed down at ratio 1, at or beyond a bound: the policy term no longer pushes it down
     "high",  # pushed up at ratio 1, at or beyond a bound: the policy term no longer pushes it up
     "unreachable",  # pushed towards a bound beyond probability 1, if bounds are known; or its rule asks for more
@@ -46,6 +53,8 @@ class TokenRecord:
     new_logprobs: Tensor  # log πθ after the step's last update; NaN in rows that were not measured
     ref_logprobs: Tensor | None  # log π_ref
     rollout_logprobs: Tensor  # log π as the engine reported it
+    teacher_logprobs: Tensor | None  # log π_T; of several teachers their weighted mean
+    teacher_divergence: Tensor | None  # D_T, in the last pass, if the objective has it
     values: Tensor | None  # V of the tokens before this one
     advantages: Tensor | None  # Â
     targets: Tensor | None  # log τ, if the objective sets targets
@@ -78,7 +87,7 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
         start = policy_push(objective, batch, given(batch.old_logprobs, "old_logprobs"))
         measured = _pass_measurements(passes) | {"bound": _bounds(objective, batch, start, new_logprobs)}
         at_ratio_1 = policy_push(objective, batch, given(compared_logprobs(objective, batch), "rollout_logprobs"))
-        state = _clip_states(objective, batch, at_ratio_1, passes[-1]["policy_push"], measured["bound"])
+        state = _clip_states(objective, batch, at_ratio_1, passes[-1], measured["bound"])
 
     def trained_only(values: Tensor) -> Tensor:
         """Set the values outside the trained tokens to NaN."""
@@ -94,6 +103,8 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
         old_logprobs=trained_only(unknown if batch.old_logprobs is None else batch.old_logprobs),
         new_logprobs=trained_only(unknown if new_logprobs is None else new_logprobs),
         ref_logprobs=optional(batch.ref_logprobs),
+        teacher_logprobs=optional(batch.teacher_logprobs),
+        teacher_divergence=optional(passes[-1].get(TEACHER_DIVERGENCE) if passes else None),
         rollout_logprobs=batch.rollout_logprobs.float().where(chosen, torch.nan),
         values=optional(batch.values),
         advantages=optional(batch.advantages),
@@ -153,18 +164,22 @@ def _pass_measurements(passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tens
     }
 
 
-def _clip_states(objective: Objective, batch: Batch, start: Tensor, last: Tensor, bound: Tensor) -> Tensor:
+def _clip_states(
+    objective: Objective, batch: Batch, start: Tensor, last_pass: Mapping[str, Tensor], bound: Tensor
+) -> Tensor:
     """Return the first state that holds for each trained token, by its pushes at ratio 1 and in the last pass. [B, T]
 
-    `start` is the push at ratio 1, which is that at π_old unless the objective has `bypass`.
+    `start` is the push at ratio 1, which is that at π_old unless the objective has `bypass`. A token that its teachers
+    pull is pushed, whatever its advantage.
     """
+    last = last_pass["policy_push"]
     neutral = torch.zeros_like(batch.loss_mask) if batch.advantages is None else batch.advantages == 0
     if (
         isinstance(objective, ComposedObjective) and objective.batch_transform is not as_it_is
     ):  # it sets Â = 0 to leave tokens out
         neutral = neutral & neutral.where(batch.loss_mask, True).all(1, keepdim=True)
     stopped = (start != 0) & (last.sign() != start.sign())
-    pushed = last != 0
+    pushed = last_pass["push"] != 0 if objective.requires.divergences else last != 0
     return _first_case(
         (stopped & (start < 0), LOW),
         (stopped, HIGH),

@@ -1,6 +1,6 @@
 """Assemble a run from a recipe: the place where the names in a recipe become objects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from outdo.models.device import choose_device, describe_hardware
 from outdo.models.download import downloaded
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.rewards import WeightedSum
+from outdo.rollouts.hints import Hints
 from outdo.run.assemble.data import RunPrompts, tokenise_questions
 from outdo.run.assemble.hardware import busy_notes, resolve_hardware
+from outdo.run.assemble.hints import hints_of
 from outdo.run.assemble.method import Method, method_of
 from outdo.run.assemble.model_notes import model_notes
 from outdo.run.assemble.models import load_policy, models_of, resolve_micro_batch
@@ -27,6 +29,7 @@ from outdo.run.check.reward_trials import tried_first
 from outdo.run.display import Display
 from outdo.run.folder.provenance import code_hashes, folder_hash, variable_hashes, versions
 from outdo.run.watchers import Watcher
+from outdo.types import Sampled
 from outdo.utils.processor_wait import share_so_far
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.world import ALONE, World
@@ -42,6 +45,7 @@ class Run:
     method: Method
     models: Models
     sampling: RunSampling
+    hints: Hints | None  # of a teacher that reads one
     watchers: Sequence[Watcher]  # what watches the steps: the record, trackers ...
     identity: Mapping[str, Any]  # what makes it this run, for its checkpoints: see `identity_of`
     notes: tuple[str, ...]  # what was chosen for the run, and why
@@ -55,6 +59,11 @@ class Run:
     def reward(self) -> WeightedSum:
         """What scores the answers."""
         return self.sampling.reward
+
+    @property
+    def rollouts(self) -> Iterable[tuple[int, Sampled]]:
+        """The number of each step, and its groups with their rewards and hints."""
+        return self.sampling.rollouts if self.hints is None else self.hints.written(self.sampling.rollouts)
 
     @property
     def is_divided(self) -> bool:
@@ -112,6 +121,7 @@ def assemble_run(
         method=method,
         models=models_of(recipe, policy, method),
         sampling=sampling,
+        hints=hints_of(recipe, policy),
         watchers=watchers,
         identity=identity_of(recipe, questions),
         notes=(
@@ -140,7 +150,8 @@ def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
 
     These are the resolved recipe as TOML, the versions of Python and the libraries, and the SHA-256 of the data files,
     of the code of rewards and pieces and the files that it reads, of the environment variables that rewards are given,
-    and of the folders of reward models that the run does not train: a checkpoint holds the weights of all other models.
+    and of the folders of teachers and of reward models that the run does not train: a checkpoint holds the weights of
+    all other models.
     """
     return {
         "recipe": dump(recipe),
@@ -149,13 +160,15 @@ def identity_of(recipe: Recipe, questions: Questions) -> dict[str, Any]:
         "data": dict(questions.fingerprints),
         "code": code_hashes(source_files(recipe)),
         "variables": variable_hashes(reward_variables(recipe).intersection(recipe.reward_limits.environment)),
-        "models": {str(folder): folder_hash(folder) for folder in _frozen_reward_models(recipe)},
+        "models": {str(folder): folder_hash(folder) for folder in _frozen_models(recipe)},
     }
 
 
-def _frozen_reward_models(recipe: Recipe) -> list[Path]:
-    """Return the folders of reward models that the run does not train, without those that are names on the hub."""
+def _frozen_models(recipe: Recipe) -> list[Path]:
+    """Return the folders of the models that the run does not train, without those that are names on the hub."""
     frozen = [
         reward.options for reward in recipe.rewards if reward.name == REWARD_MODEL and "labels" not in reward.options
     ]
-    return [folder for options in frozen if (folder := Path(str(options.get("path")))).is_dir()]
+    named = [*(str(options.get("path")) for options in frozen)]
+    named += [teacher.model for teacher in recipe.teachers if teacher.is_folder]
+    return [folder for name in named if (folder := Path(name)).is_dir()]

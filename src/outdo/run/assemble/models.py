@@ -6,13 +6,15 @@ from typing import cast
 from outdo.algorithms.requirements import Requires
 from outdo.config.attention import sequence_replicas
 from outdo.config.recipe import Recipe
+from outdo.config.teachers import POLICY, REFERENCE, TeacherSection
 from outdo.models.bundle import Models
 from outdo.models.chat_options import set_chat_options
 from outdo.models.choose_forward import AttentionSetting
 from outdo.models.inspect_folder import ModelFacts
 from outdo.models.policy import Policy
-from outdo.models.reference import load_reference
+from outdo.models.reference import Reference, frozen, load_reference
 from outdo.models.scorer import BatchSizes
+from outdo.models.teacher import Teacher
 from outdo.run.assemble import micro_batch_size
 from outdo.run.assemble.data import with_date_of_template
 from outdo.run.assemble.hardware import gradients_of, resolve_weights
@@ -71,19 +73,38 @@ def resolve_micro_batch(recipe: Recipe, policy: Policy, requires: Requires, worl
 
 
 def models_of(recipe: Recipe, policy: Policy, method: Method) -> Models:
-    """Return the policy with the reference and the critic that the method requires."""
-    reference, requires = recipe.reference, method.requires
-    scorer = load_reference(policy, reference.model) if requires.reference and reference.model else None
+    """Return the policy with the reference, the teachers and the critic that the method requires."""
+    sync, requires = recipe.reference.sync, method.requires
+    taught_by = recipe.teachers if requires.needs_teacher else ()
+    is_teacher = any(teacher.model == REFERENCE for teacher in taught_by)
+    reference = reference_of(recipe, policy) if requires.reference or is_teacher else None
     critic = critic_of(recipe, policy) if requires.values else None
     try:
         return Models.of(
             policy,
             method.objective,
             requires=requires,
-            reference=scorer,
+            reference=reference,
             critic=critic,
-            refresh_every=reference.sync and reference.sync.every,
-            mix=reference.sync.mix if reference.sync else 1.0,
+            teachers=[teacher_of(teacher, policy, reference) for teacher in taught_by],
+            refresh_every=sync and sync.every,
+            mix=sync.mix if sync else 1.0,
         )
     except ValueError as error:
         raise UserError([f"reference.sync: {error}"]) from error
+
+
+def reference_of(recipe: Recipe, policy: Policy) -> Reference:
+    """Return the reference: the model of the recipe, or the policy as it is now."""
+    model = recipe.reference.model
+    return frozen(policy) if model is None else load_reference(policy, model)
+
+
+def teacher_of(teacher: TeacherSection, policy: Policy, reference: Reference | None) -> Teacher:
+    """Load a teacher of the recipe; the policy and the reference are there already."""
+    options = {"name": teacher.name, "weight": teacher.weight, "reads_hint": teacher.hint is not None}
+    if teacher.is_folder:
+        return Teacher.load(policy, teacher.model, **options)
+    model = policy if teacher.model == POLICY else reference
+    assert model is not None, "a method that is taught by the reference has one"
+    return Teacher.of(model, **options)

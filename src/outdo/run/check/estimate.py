@@ -12,6 +12,7 @@ from outdo.models.inspect_folder import ModelFacts
 from outdo.run.check import cost
 from outdo.run.check.reward_memory import RewardSize, reward_memory, reward_sizes, with_rewards
 from outdo.run.check.sequence_lengths import SequenceLengths
+from outdo.run.check.teachers import teacher_memory
 from outdo.utils.errors import UserError
 from outdo.utils.text import counted
 
@@ -129,15 +130,18 @@ def _memory(
     rewards: Mapping[str, int],
     lengths: SequenceLengths,
 ) -> tuple[Mapping[str, int], Mapping[str, Mapping[str, int]]]:
-    """Return the memory of the run, and that of training all weights, LoRA and QLoRA; with that of its `rewards`."""
+    """Return the memory of the run, and that of training all weights, LoRA and QLoRA; with that of its `rewards`
+    and teachers.
+    """
     if facts is None:
         return {}, {}
 
     awake = ("while sampling", "while rewarding") if rewards else ("while sampling",)
+    teachers = teacher_memory(recipe, facts, lengths.longest)
     lent = cost.lent(borrowed_share(recipe.engine), machine.memory, awake)
 
     def complete(parts: Mapping[str, int]) -> dict[str, int]:
-        return cost.with_fitting_copy(with_rewards(parts, rewards) | lent, machine.free)
+        return cost.with_fitting_copy(with_rewards(parts, rewards) | teachers | lent, machine.free)
 
     reference, critic = _has_reference(recipe), recipe.critic is not None and recipe.critic.name == "model"
     alternatives = cost.alternatives(

@@ -45,6 +45,7 @@ from outdo.run.check.prompt_warnings import (
 from outdo.run.check.reward_inputs import dated_reward_models, missing_variables
 from outdo.run.check.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.run.check.sequence_lengths import longest_places, sampled_places
+from outdo.run.check.teachers import teacher_faults
 from outdo.utils.errors import ModelError, QuestionError, UserError
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.text import counted
@@ -121,6 +122,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     errors += [*unfit, *_other_models(recipe), *machine_mistakes(recipe.engine), *missing_clients(recipe.track)]
     errors += reward_place_mistakes(recipe)
     train = questions.train if questions else ()
+    errors += teacher_faults(recipe, train)
     rewards = try_rewards(recipe, train, references=0 if errors else references)
     errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
     render = None if errors else render
@@ -162,6 +164,7 @@ def _other_models(recipe: Recipe) -> Iterator[str]:
     """Yield the faults in the folders of all models except the policy."""
     reward_models = [reward.options.get("path") for reward in recipe.rewards if reward.name == REWARD_MODEL]
     named = [("reference.model", recipe.reference.model, LANGUAGE_MODEL)]
+    named += [("teachers", teacher.model, LANGUAGE_MODEL) for teacher in recipe.teachers if teacher.is_folder]
     named += [("train.critic.path", recipe.critic.options.get("path") if recipe.critic else None, LANGUAGE_MODEL)]
     named += [("rewards.reward_model.path", path, CLASSIFIER) for path in reward_models]
     for key, path, kind in named:
@@ -190,7 +193,7 @@ def faults(recipe: Recipe, broken: Collection[str]) -> list[str]:
             inspect_folder(recipe.model)
         except ModelError as error:
             errors += str(error).splitlines()
-    if not tables & {"rewards", "reward_limits", "reference", "train"}:
+    if not tables & {"rewards", "reward_limits", "reference", "teachers", "train"}:
         errors += _other_models(recipe)
     if not tables & {"rewards", "reward_limits"}:
         errors += try_rewards(recipe, ()).errors

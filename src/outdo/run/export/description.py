@@ -35,6 +35,7 @@ def describe_run(folder: RunFolder, run: Run, step: int, changes: Sequence[str])
 def _revisions(recipe: Recipe) -> dict[str, str]:
     """Return the commit of each model that comes from the Hub, and the SHA-256 of each GGUF file."""
     of_critic = recipe.critic.options.get("path") if recipe.critic else None
-    named = [str(name) for name in (recipe.model, recipe.reference.model, of_critic) if name]
+    teachers = [teacher.model for teacher in recipe.teachers if teacher.is_folder]
+    named = [str(name) for name in (recipe.model, recipe.reference.model, of_critic, *teachers) if name]
     files = {name: sha256_of(path) for name in named if is_gguf(path := Path(name).expanduser()) and path.is_file()}
     return files | {name: folder.name for name in named if not is_local(name) and (folder := cached_snapshot(name))}

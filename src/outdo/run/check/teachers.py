@@ -1,0 +1,67 @@
+"""What teachers need: the rows that name them, the columns that a hint names, and memory."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from outdo.config.options import needs_teacher
+from outdo.config.recipe import Recipe
+from outdo.config.teachers import POLICY
+from outdo.data.questions import Question
+from outdo.models.inspect_folder import ModelFacts, inspect_folder
+from outdo.run.check import cost
+from outdo.utils.errors import ModelError
+from outdo.utils.hints import ANSWER, COLUMN, FEEDBACK, RIGHT, places, teacher_of
+from outdo.utils.options import no_such_name
+from outdo.utils.text import counted
+
+LOOKED_AT = 10_000
+"""Rows that are looked at; the questions of a stream are read from disk."""
+
+
+def teacher_faults(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
+    """Yield a sentence for each teacher that rows name and that is not there, and for each place that no row fills."""
+    rows = list(islice(questions, LOOKED_AT)) if recipe.teachers else []
+    if rows:
+        yield from _unknown_teachers([teacher.name for teacher in recipe.teachers], rows)
+        for teacher in recipe.teachers:
+            yield from _empty_places(teacher.hint or "", rows)
+
+
+def _unknown_teachers(names: Sequence[str], rows: Sequence[Question]) -> Iterator[str]:
+    named = [teacher_of(question.columns) for question in rows]
+    for name in sorted({*named} - {"", *names}):
+        where = f"{counted(named.count(name), 'row')} of data.path, first {rows[named.index(name)].id}"
+        yield no_such_name(f"teachers: {where}, in the column {COLUMN}", name, names)
+
+
+def _empty_places(hint: str, rows: Sequence[Question]) -> Iterator[str]:
+    columns = {name for question in rows for name, value in question.columns.items() if value not in (None, "")}
+    filled = {*columns, RIGHT, FEEDBACK, *([ANSWER] if any(question.answer is not None for question in rows) else [])}
+    for place in places(hint):
+        if place not in filled:
+            yield no_such_name("teachers: a place in the hint", place, sorted(filled))
+
+
+def teacher_memory(recipe: Recipe, facts: ModelFacts, longest: int) -> dict[str, int]:
+    """Compute the bytes that the teachers of a recipe take, by purpose; parts that files do not tell are left out.
+
+    For a divergence over the vocabulary there are, of each teacher, the hidden states of all sequences of a step, of at
+    most `longest` tokens, and of the policy as a teacher its output layer as it was before the update.
+    """
+    memory = {"weights of the teachers": 0, "hidden states of the teachers while training": 0}
+    if not needs_teacher(recipe):
+        return {}
+    answers = recipe.train.prompts * recipe.train.group_size * longest
+    for teacher in recipe.teachers:
+        model = facts
+        if teacher.is_folder:
+            try:
+                model = inspect_folder(teacher.model)
+            except ModelError:
+                continue  # `outdo check` has it among the errors
+            memory["weights of the teachers"] += cost.FLOAT32 * (model.parameters or 0)
+        width = model.hidden_size or 0
+        memory["hidden states of the teachers while training"] += cost.FLOAT32 * width * answers
+        if teacher.model == POLICY:
+            memory["weights of the teachers"] += cost.FLOAT32 * width * (facts.vocab_size or 0)
+    return {name: size for name, size in memory.items() if size}
