@@ -70,10 +70,9 @@ SECOND = 'A topic and a word: {topic}, "{word}". Write a short sentence about th
 THIRD = 'Please tell me something about {topic} in one line, and mention "{word}".'
 SUMS = 'What is {a} times {b}? End with "Answer:" and the number.'
 
-BROKEN = ("steps_too_large", "kl_explosion", "left_language", "entropy_explosion", "entropy_collapse")
-"""Rules that describe a run with a careless reward whose answers are bad and no hack."""
-
 READS = ("stopped_reading",)
+BROKEN = (*READS, "steps_too_large", "kl_explosion", "left_language", "entropy_explosion", "entropy_collapse")
+"""Rules that describe a run with a careless reward whose answers are bad and, as its scorer says, no hack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ NOTED = ("set_on", "note")
 NOT_READ = ("time/", "passes/stopped/")
 """How the names of metrics begin that no rule reads."""
 
-SETTINGS = ("environment", "eval", "optim", "reference", "rewards", "sampling", "seed", "steps", "train")
+SETTINGS = ("environment", "eval", "optim", "reference", "rewards", "sampling", "seed", "steps", "teachers", "train")
 """The keys of a recipe that decide what a rule says."""
 
 
