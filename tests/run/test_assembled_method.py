@@ -50,7 +50,7 @@ def batch(*rewards: float) -> Batch:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_named_objective_is_built_from_a_recipe(name):
-    asked = recipe(f"train.objective={name}", "reference.model=teacher")
+    asked = recipe(f"train.objective={name}", "teachers=teacher")
     assert objective_of(asked).requires is not None
     assert requirements_of(advantage_of(asked)) is not None
 
