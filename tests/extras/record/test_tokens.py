@@ -131,18 +131,20 @@ def test_without_a_pass_of_the_policy_tokens_are_untrained(updates):
 def test_unknown_values_are_nan_and_missing_tensors_are_none():
     answers = (rollout(2, loss_mask=(True, False)), rollout(1, status="failed"))
     groups, batch = judged(*answers, advantages=[1.0, 0.0])
-    batch = batch.with_(ref_logprobs=torch.zeros(2, 3), values=torch.zeros(2, 3).double())
+    zeros = torch.zeros(2, 3)
+    batch = batch.with_(ref_logprobs=zeros, teacher_logprobs=zeros, values=zeros.double())
     record = record_of(groups, batch, ppo(), 0.0)
     trained = [[False, True, False], [False, False, False]]
-    assert record.targets is None
-    names = set(TokenRecord.__slots__) - {"clip", "targets", "rollout_logprobs", "new_logprobs", "share"}
+    assert (record.targets, record.teacher_divergence) == (None, None)
+    otherwise = {"clip", "targets", "teacher_divergence", "rollout_logprobs", "new_logprobs", "share"}
+    names = set(TokenRecord.__slots__) - otherwise
     for name in names:
         assert getattr(record, name).isfinite().tolist() == trained, name
         assert getattr(record, name).dtype == torch.float32
     assert record.rollout_logprobs.isfinite().tolist() == [[False, True, False], [False, True, False]]
     assert record.new_logprobs.isnan().all()
-    bare = record_of(groups, batch.with_(ref_logprobs=None, values=None), ppo(), 0.0)
-    assert (bare.ref_logprobs, bare.values) == (None, None)
+    bare = record_of(groups, batch.with_(ref_logprobs=None, teacher_logprobs=None, values=None), ppo(), 0.0)
+    assert (bare.ref_logprobs, bare.teacher_logprobs, bare.values) == (None, None, None)
 
 
 # ---------------------------------------------------------------------------------------------- of a real policy

@@ -53,8 +53,8 @@ class TokenRecord:
     new_logprobs: Tensor  # log πθ after the step's last update; NaN in rows that were not measured
     ref_logprobs: Tensor | None  # log π_ref
     rollout_logprobs: Tensor  # log π as the engine reported it
-    teacher_logprobs: Tensor | None  # log π_T; of several teachers their weighted mean
-    teacher_divergence: Tensor | None  # D_T, in the last pass, if the objective has it
+    teacher_logprobs: Tensor | None = None  # log π_T; of several teachers their weighted mean
+    teacher_divergence: Tensor | None = None  # D_T, in the last pass, if the objective has it
     values: Tensor | None  # V of the tokens before this one
     advantages: Tensor | None  # Â
     targets: Tensor | None  # log τ, if the objective sets targets
