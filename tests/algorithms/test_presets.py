@@ -134,6 +134,7 @@ BY_HAND: dict[str, tuple[ByHand, str]] = {
     "prime_rl_ipo": (by_token(prime_rl, threshold=0.1, symmetric=True), "tokens"),
     "dro": (by_token(dro), "tokens"),
     "distillation": (by_token(lambda d, l, o, a: (math.exp(d) * a,) * 2), "tokens"),
+    "gkd": (by_token(lambda d, l, o, a: (-l * l, -2 * l)), "tokens"),  # with log² πθ in place of the divergence
     "reinforce": (by_token(likelihood), "mean of sums"),
     "rloo": (by_token(likelihood), "mean of sums"),
     "remax": (by_token(likelihood), "mean of sums"),

@@ -60,7 +60,7 @@ def policy_of(model: PreTrainedModel) -> Policy:
         ("hrm_text", HRM, CONTINUOUS),  # runs through its layers several times
         ("deepseek_v3", MLA, CONTINUOUS),  # its values have another size than its keys
         ("roc_bert", {"is_decoder": True}, CONTINUOUS),  # changes what a linear layer returns in place
-        ("gemma3n_text", GEMMA3N, GENERATE),  # so does this one
+        ("gemma3n_text", GEMMA3N, CONTINUOUS),  # so does this one
         ("smollm3", {"sliding_window": 8}, CONTINUOUS),  # has no layer with the window that it names
         ("llama", {"sliding_window": 8}, CONTINUOUS),  # neither has this one; the cache of transformers has
         ("bloom", {"n_head": 4, "n_layer": 2, "sliding_window": 8}, WHOLE_CACHE),  # nor this, which runs padded

@@ -61,7 +61,8 @@ def with_noise(batch: Batch, seed: int = 0) -> tuple[Batch, Tensor]:
 def evaluate(objective: Objective, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The loss, and its gradient by log πθ [B, T]."""
     leaf = logprobs.detach().clone().requires_grad_()
-    sums = {name: leaf.square() for name in objective.requires.divergences}  # of which each is of its token alone
+    trained = leaf.where(batch.loss_mask, 0.0)  # a sum over the vocabulary is 0 elsewhere
+    sums = {name: trained.square() for name in objective.requires.divergences}  # in place of the divergence
     loss = objective(TokenScores(logprobs=leaf, sums=sums), batch).loss
     (gradient,) = torch.autograd.grad(loss, leaf)
     return loss.detach(), gradient
