@@ -283,7 +283,7 @@ def test_the_model_is_unchanged_for_other_users(arch):
     expected = policy.model(input_ids=ids).logits
     policy.logprobs(ragged())
     with pytest.raises(AttributeError):
-        policy.forward.flat(ids[0], torch.arange(9), layout=None)
+        policy.forward.flat(ids[0], torch.arange(9), layout=object())
     assert policy.model.config._attn_implementation == before != "outdo"
     assert torch.equal(policy.model(input_ids=ids).logits, expected)
 
