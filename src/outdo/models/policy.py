@@ -171,12 +171,15 @@ class Policy(Scorer):
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Add up the gradient of one optimiser step's loss; return the sums of its terms, and its tokens [B, T]."""
         requires = objective.requires
+        sums = {"entropy": detached_entropy, **requires.sums}
+        if requires.divergences:
+            sums |= sums_of_divergences(requires.divergences, heads)
         results = self.scoring.accumulate(
             batch,
             _pushed_and_idle(batch),
             partial(_loss_and_grads, objective),
             self.batch_sizes,
-            {"entropy": detached_entropy, **requires.sums, **sums_of_divergences(requires.divergences, heads)},
+            sums,
             whole_groups=requires.whole_groups,
         )
         width, first = batch.token_ids.shape[1], results[0][1]

@@ -29,7 +29,7 @@ from outdo.types.rows import (
     tokens_read,
     turn_numbers,
 )
-from outdo.utils.hints import teacher_of
+from outdo.utils.hints import COLUMN, teacher_of
 from outdo.utils.text import counted
 
 
@@ -293,7 +293,10 @@ class Batch:
 
 
 def _lessons(groups: Sequence[Group]) -> tuple[Lesson, ...]:
-    """Return the lesson of each rollout; () if none of them has any."""
+    """Return the lesson of each rollout; () if no row names a teacher and no rollout has a hint."""
+    rollouts = (rollout for group in groups for rollout in group.rollouts)
+    if not any(COLUMN in group.prompt.columns for group in groups) and all(r.teacher_prompt is None for r in rollouts):
+        return ()
     return lessons_of_rows(
         [
             Lesson(teacher=teacher_of(group.prompt.columns), prompt=rollout.teacher_prompt)

@@ -70,7 +70,7 @@ class ComposedObjective:
     kl_level: Level = token  # of that ρ. D is a divergence of tokens: with an answer's ratio it is biased
     weight: Weight = sequence_mean
     divergence_weight: Weight | None = None  # w_D; None: the same as `weight`
-    teacher_divergence: VocabularyDivergence = field(default_factory=reverse_kl)
+    teacher_divergence: VocabularyDivergence | None = None  # D_T; None: the reverse KL
     teacher_beta: float = 0.0
     entropy_bonus: SupportsFloat = 0.0
     entropy_weight: Weight | None = None  # w_H; None: the same as `weight`
@@ -87,8 +87,8 @@ class ComposedObjective:
             raise ValueError(f"log_ratio_clamp must be above 0, not {self.log_ratio_clamp}: every ratio would be 1")
         pieces = (self.surrogate, self.level, self.correction, self.divergence, self.weight, self.batch_transform)
         sums = {"entropy": token_entropy} if _is_used(self.entropy_bonus) else {}
-        divergences = {TEACHER_DIVERGENCE: self.teacher_divergence} if self.teacher_beta else {}
-        of_terms = Requires(reference=_is_used(self.beta), sums=sums, divergences=divergences)
+        from_teachers = {TEACHER_DIVERGENCE: self.teacher_divergence or reverse_kl()} if self.teacher_beta else {}
+        of_terms = Requires(reference=_is_used(self.beta), sums=sums, divergences=from_teachers)
         object.__setattr__(
             self, "requires", of_terms | requirements_of(*pieces, self.divergence_weight, self.entropy_weight)
         )
