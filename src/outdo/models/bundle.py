@@ -130,7 +130,7 @@ class Models:
         if required.reference and self.reference is not None:
             with span("reference"):
                 batch = batch.with_(ref_logprobs=self.reference.logprobs(batch))
-        if required.needs_teacher:
+        if required.teacher or required.divergences:
             with span("teachers"):
                 batch = read_by(self.teachers, batch, states=bool(required.divergences))
                 self.heads = {teacher.name: teacher.head() for teacher in self.teachers}

@@ -301,7 +301,7 @@ def _loss_and_grads(objective: Objective, scores: TokenScores, micro: Batch) -> 
     """Compute the loss of a micro-batch and its gradient with respect to the log-probabilities and sums."""
     logprobs = scores.logprobs.requires_grad_()
     divergences = objective.requires.divergences
-    leaves = {name: scores.sums[name].requires_grad_() for name in objective.requires.differentiated}
+    leaves = {name: scores.sums[name].requires_grad_() for name in (*objective.requires.sums, *divergences)}
     terms = objective(scores, micro)
     (policy_push,) = torch.autograd.grad(terms.policy, logprobs, retain_graph=True)
     grad_logprobs, *grad_sums = torch.autograd.grad(
