@@ -387,6 +387,8 @@ def test_iw_opd_counts_a_token_less_the_more_of_the_distance_is_before_it() -> N
     expected = torch.tensor([1.5 * 1.0, 1.375 * -2.0, 1.125 * 1.0], dtype=torch.float64)
     assert_close(filled(batch, iw_opd)[0][batch.loss_mask[0]], expected)
     assert_close(filled(batch, partial(iw_opd, gamma=0.0)), filled(batch, distillation))
+    with pytest.raises(ValueError, match=r"iw_opd: gamma must be a number from 0, not -1.0"):
+        iw_opd(batch, gamma=-1.0)
     agreeing = batch.with_(teacher_logprobs=batch.old_logprobs)
     assert not filled(agreeing, iw_opd).any()
 

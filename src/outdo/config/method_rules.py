@@ -278,7 +278,8 @@ def _teachers(recipe: Recipe) -> Iterator[str]:
 
 def _discount_above_one(recipe: Recipe) -> Iterator[str]:
     """γ and λ of a built-in advantage: above 1, later tokens would count more than the next one."""
-    options = recipe.advantage.options if recipe.advantage.name in ADVANTAGES else {}
+    discounts = recipe.advantage.name in ADVANTAGES and recipe.advantage.name != "iw_opd"  # its γ is no discount
+    options = recipe.advantage.options if discounts else {}
     for name in ("gamma", "lam"):
         value = options.get(name, 1.0)
         if isinstance(value, int | float) and value > 1:

@@ -130,15 +130,19 @@ class Models:
         if required.reference and self.reference is not None:
             with span("reference"):
                 batch = batch.with_(ref_logprobs=self.reference.logprobs(batch))
-        if required.teacher or required.divergences:
-            with span("teachers"):
-                batch = read_by(self.teachers, batch, states=bool(required.divergences))
-                self.heads = {teacher.name: teacher.head() for teacher in self.teachers}
+        if self.teachers:
+            batch = self._taught(batch, states=bool(required.divergences))
         if required.values and self.critic is not None:
             with span("values"):
                 ends = self.critic.end_values(batch) if required.end_values else None
                 batch = batch.with_(values=self.critic.values(batch), end_values=ends)
         return batch
+
+    def _taught(self, batch: Batch, *, states: bool) -> Batch:
+        """Return the batch with what the teachers say of it, and keep their output layers as they are now."""
+        with span("teachers"):
+            self.heads = {teacher.name: teacher.head() for teacher in self.teachers}
+            return read_by(self.teachers, batch, states=states)
 
     def update(self, batch: Batch, objective: Objective) -> Update:
         """Make one pass over a batch: first update the critic, then the policy.

@@ -46,8 +46,11 @@ def iw_opd(batch: Batch, *, gamma: float = 0.5) -> Batch:
     """Â_t = [1 + γ (1 - Σ_{s<t} |δ_s| / Σ_s |δ_s|)] δ_t; IW-OPD (arXiv 2606.22600) algorithm 1.
 
     The further an answer has gone where the teacher would not have, the less the teacher's word on its later tokens
-    counts. The sums are over the trained tokens of a conversation. With γ = 0 it is `distillation`.
+    counts. The sums are over the trained tokens of a conversation. With γ = 0 it is `distillation`. Raises ValueError
+    for a γ below 0.
     """
+    if not 0 <= gamma < float("inf"):
+        raise ValueError(f"iw_opd: gamma must be a number from 0, not {gamma}")
     conversations = Unfolded.of(batch.with_(advantages=_delta(batch)))
     delta = needed(conversations.batch, "advantages")  # [C, L]
     sizes = delta.abs()
