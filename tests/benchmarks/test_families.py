@@ -24,6 +24,10 @@ def test_a_family_keeps_the_fast_ways(family: str):
     assert row["lora"] == next(row["lora"] for row in all_rows() if row["family"] == family)
 
 
+def test_a_family_that_reads_what_comes_later_is_refused_in_a_sentence():
+    assert measured("xlnet")["error"].startswith("is refused: XLNetLMHeadModel: no way to sample")
+
+
 @pytest.mark.parametrize(
     ("family", "kinds"),
     [

@@ -4,15 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SIZES = {  # fact: the names it has in the config.json of various architectures
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"),
+    "heads": (
+        *("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+        *("decoder_attention_heads", "num_decoder_attention_heads"),
+    ),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
     "head_dim": ("head_dim",),
     "vocab_size": ("vocab_size",),
     "max_positions": (
         *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
         "model_max_length",  # Kimi Linear, Ling 3.0
+        "max_target_positions",  # Whisper
+        "context_length",  # RWKV
     ),
 }
 

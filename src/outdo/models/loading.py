@@ -24,7 +24,7 @@ from transformers.utils import logging
 from outdo.models.adapter import attach, attach_saved, check_divisible, saved_config, trained_weights
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
-from outdo.models.config_sizes import SIZES, unchanged_positions
+from outdo.models.config_sizes import sizes_of
 from outdo.models.download import MODEL_FILES, TOKENIZER_FILES, files_of
 from outdo.models.inspect_folder import (
     EITHER,
@@ -375,6 +375,5 @@ def switch_dropout_off(config: PretrainedConfig) -> None:
 
 def max_context(model: PreTrainedModel) -> int | None:
     """Return the longest sequence, prompt and answer together, in tokens, that the model allows; `None`: no limit."""
-    config = model.config.get_text_config()
-    positions = next((value for name in SIZES["max_positions"] if (value := getattr(config, name, None))), None)
-    return unchanged_positions(config.to_dict()) or positions
+    longest: int | None = sizes_of(model.config.get_text_config().to_dict(), [])["max_positions"]
+    return longest
