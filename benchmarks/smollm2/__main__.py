@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.smollm2 import kinds, run, trl_run
-from benchmarks.smollm2.plan import Planned, Result, planned
+from benchmarks.smollm2.plan import TEACHER, TUNING_SEED, Planned, Result, planned
 from outdo.extras.quickstart.smollm2 import model_file
 from outdo.models.gguf_folder import converted
 from outdo.run.display import Display
@@ -65,7 +65,8 @@ def line(wanted: Planned, model: Path, threads: int) -> Result:
         found |= {"remembered_before": run.remembered(model)}
     if wanted.name == "instructions/grpo/0":
         found |= {"sampled": kinds.sampled(folder)}
-    if "/grpo/" in wanted.name and not wanted.name.startswith("tuning/"):
+    of_first_seed = wanted.name.startswith("teachers/") and wanted.seed in (0, TUNING_SEED)
+    if of_first_seed or ("/grpo/" in wanted.name and not wanted.name.startswith(("tuning/", "teachers/"))):
         found |= {"remembered": run.remembered(folder, without=wanted.task)}
     return found
 
@@ -93,7 +94,7 @@ def main() -> None:
             sys.exit(str(error))
         with RESULTS.open("a") as file:
             file.write(json.dumps(found) + "\n")
-        if not wanted.name.endswith("grpo/0"):  # whose page is shown
+        if not wanted.name.endswith("grpo/0") and wanted.name != TEACHER:  # whose page is shown, and which teaches
             shutil.rmtree(FOLDER / wanted.name)
 
 

@@ -32,6 +32,35 @@ PASSES = {"4": ("train.passes=4",), "stop": ("train.passes=16", STOP)}
 """Further updates on the same answers: four, or until nine tenths of the way to the bounds, or targets, are made."""
 PASSES_STEPS = 20  # as many as the first evaluation of the runs with one update on each batch
 BROKEN = ("train.advantage=benchmarks/smollm2/broken.py:next_row",)
+TEACHER = "teachers/teacher/100"  # its run's folder is the teacher of `TAUGHT`
+TAUGHT_STEPS = 30
+TAUGHT: dict[str, tuple[str, ...]] = {
+    "grpo": (),
+    "sampled": ("train.objective=distillation", f"teachers=runs/smollm2/{TEACHER}"),
+    "top_20": (
+        'train.objective={name="gkd", teacher_divergence={name="reverse_kl", top=20}}',
+        f"teachers=runs/smollm2/{TEACHER}",
+    ),
+    "whole": ("train.objective=gkd", f"teachers=runs/smollm2/{TEACHER}"),
+}
+"""What the start model learns `instructions` from: rewards, or a teacher's probabilities of tokens."""
+SELF_TAUGHT: dict[str, tuple[str, tuple[str, ...]]] = {
+    "answer": (
+        "sums_in_words",
+        (
+            "train.objective=gkd",
+            r'teachers={model="policy", hint="{prompt}\n\nThe right answer is {answer}."}',
+        ),
+    ),
+    "right": (
+        "instructions",
+        (
+            'train.objective={name="grpo", beta=0.0, teacher_beta=0.1}',
+            r'teachers={model="policy", hint="{prompt}\n\nThis answer follows all instructions:\n{right}"}',
+        ),
+    ),
+}
+"""Runs that the policy teaches with a hint: their tasks, and their settings."""
 EPSILONS, BETAS, GROUPS, LENGTHS = (0.1, 0.2, 0.4), (0.0, 0.04, 0.4), (4, 8, 16), (12, 24, 48)
 DISTANCE_STEPS = 3  # what decides how far a step goes is asked of the first steps of a run
 
@@ -72,6 +101,19 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
     if lr := best_rate("grpo", results):
         yield from distances(lr)
     yield from further(results)
+    yield from taught(results)
+
+
+def taught(results: Sequence[Result]) -> Iterator[Planned]:
+    """Yield a teacher, then runs that are taught by it or by the policy itself, as many steps as the tuning has."""
+    if (lr := best_rate("grpo", results)) is None or (lr_of_teacher := best_rate("gspo", results)) is None:
+        return
+    yield Planned(name=TEACHER, task="instructions", lr=lr_of_teacher, seed=TUNING_SEED, settings=METHODS["gspo"])
+    short = (f"steps={TAUGHT_STEPS}", "eval.every=0")
+    methods = {name: ("instructions", settings) for name, settings in TAUGHT.items()} | SELF_TAUGHT
+    for seed in SEEDS:
+        for method, (task, settings) in methods.items():
+            yield Planned(name=f"teachers/{method}/{seed}", task=task, lr=lr, seed=seed, settings=(*settings, *short))
 
 
 def further(results: Sequence[Result]) -> Iterator[Planned]:

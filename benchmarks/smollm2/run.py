@@ -28,6 +28,9 @@ CURVE = {
     "clipped": "clip_ratio/region_mean",
     "updates": "passes/done",
     "kl": "step_kl",
+    "gap": "teacher/gap",
+    "divergence": "teacher/divergence",
+    "taught": "teacher/taught_ratio",
     "seconds": "seconds",
 }
 """The metrics of each step that a line keeps, and under which name."""
