@@ -147,6 +147,18 @@ def test_unknown_values_are_nan_and_missing_tensors_are_none():
     assert (bare.ref_logprobs, bare.teacher_logprobs, bare.values) == (None, None, None)
 
 
+def test_rows_without_a_teacher_have_no_values_of_one():
+    groups, batch = judged(rollout(1), rollout(1), advantages=[1.0, 0.0])
+    weights = {"first": torch.tensor([0.0, 0.5]), "second": torch.tensor([0.0, 0.5])}
+    zeros = torch.zeros(2, 2)
+    batch = batch.with_(teacher_logprobs=zeros, teacher_weights=weights, ref_logprobs=zeros)
+    record = record_of(groups, batch, ppo(), 0.0)
+    assert record.teacher_logprobs is not None
+    assert record.teacher_logprobs.isfinite().tolist() == [[False, False], [False, True]]
+    assert record.ref_logprobs is not None
+    assert record.ref_logprobs.isfinite().tolist() == [[False, True], [False, True]]
+
+
 # ---------------------------------------------------------------------------------------------- of a real policy
 
 

@@ -25,6 +25,8 @@ FLOATS: Mapping[str, str] = {
     "new": "new_logprobs",
     "ref": "ref_logprobs",
     "rollout": "rollout_logprobs",
+    "teacher": "teacher_logprobs",
+    "teacher_divergence": "teacher_divergence",
     "values": "values",
     "advantages": "advantages",
     "target": "target",
@@ -42,7 +44,7 @@ FLOATS: Mapping[str, str] = {
 """The page's name for each number of a token, and the column of the record that holds it."""
 
 STORED_AS_DIFFERENCE: Mapping[str, str] = {
-    **dict.fromkeys(("new", "ref", "rollout", "target", "bound", "a"), "old"),
+    **dict.fromkeys(("new", "ref", "rollout", "teacher", "target", "bound", "a"), "old"),
     "b": "a",
 }
 """Log-probabilities that are stored as differences from another one, because readers look at the differences."""

@@ -53,8 +53,8 @@ class TokenRecord:
     new_logprobs: Tensor  # log πθ after the step's last update; NaN in rows that were not measured
     ref_logprobs: Tensor | None  # log π_ref
     rollout_logprobs: Tensor  # log π as the engine reported it
-    teacher_logprobs: Tensor | None = None  # log π_T; of several teachers their weighted mean
-    teacher_divergence: Tensor | None = None  # D_T, in the last pass, if the objective has it
+    teacher_logprobs: Tensor | None = None  # log π_T; of several teachers their weighted mean; NaN without one
+    teacher_divergence: Tensor | None = None  # D_T, in the last pass, if the objective has it; NaN without a teacher
     values: Tensor | None  # V of the tokens before this one
     advantages: Tensor | None  # Â
     targets: Tensor | None  # log τ, if the objective sets targets
@@ -96,6 +96,10 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
     def optional(values: Tensor | None) -> Tensor | None:
         return None if values is None else trained_only(values)
 
+    def taught_only(values: Tensor | None) -> Tensor | None:
+        """Set the values of rows without a teacher to NaN, too: a teacher has not read them."""
+        return None if values is None else trained_only(values).where(_has_teacher(batch)[:, None], torch.nan)
+
     unknown = torch.full(chosen.shape, torch.nan)
     total_push = measured["policy_push"] + measured["kl_pull"] if measured else torch.zeros(chosen.shape)
     net_push, share = net_pushes(batch, total_push)
@@ -103,8 +107,8 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
         old_logprobs=trained_only(unknown if batch.old_logprobs is None else batch.old_logprobs),
         new_logprobs=trained_only(unknown if new_logprobs is None else new_logprobs),
         ref_logprobs=optional(batch.ref_logprobs),
-        teacher_logprobs=optional(batch.teacher_logprobs),
-        teacher_divergence=optional(passes[-1].get(TEACHER_DIVERGENCE) if passes else None),
+        teacher_logprobs=taught_only(batch.teacher_logprobs),
+        teacher_divergence=taught_only(passes[-1].get(TEACHER_DIVERGENCE) if passes else None),
         rollout_logprobs=batch.rollout_logprobs.float().where(chosen, torch.nan),
         values=optional(batch.values),
         advantages=optional(batch.advantages),
@@ -114,6 +118,12 @@ def token_record(step: Step, objective: Objective, new_logprobs: Tensor | None) 
         share=share,
         **{name: trained_only(measured.get(name, unknown)) for name in PASS_FIELDS},
     )
+
+
+def _has_teacher(batch: Batch) -> Tensor:
+    """Return which rows a teacher has read [B]: all of them, if the batch has no weights of teachers."""
+    weights = [*batch.teacher_weights.values()]
+    return torch.stack(weights).any(0) if weights else torch.ones(len(batch), dtype=torch.bool)
 
 
 def _bounds(objective: Objective, batch: Batch, start: Tensor, new_logprobs: Tensor | None) -> Tensor:

@@ -33,10 +33,25 @@ function shared(step, i) {
   return `It shares its probability with ${answers} and follows the net push.`;
 }
 
+/** Say how probable the teacher finds a token, beside the policy before the step; null if no teacher has read it. */
+function ofTeacher(step, i) {
+  const teacher = at(step, 'teacher', i),
+    old = at(step, 'old', i),
+    divergence = at(step, 'teacher_divergence', i);
+  if (teacher === null || old === null) return null;
+  const delta = teacher - old,
+    here = probability(teacher),
+    far = divergence === null ? '' : ` Over all tokens the two differ by ${figure(divergence)} nats here.`;
+  if (Math.abs(delta) <= NOISE) return `The teacher finds this token as likely as the policy did, ${here}.${far}`;
+  const finds = `The teacher finds this token ${delta > 0 ? 'more' : 'less'} likely than the policy did`;
+  return `${finds}: ${here} against ${probability(old)}, δ = ${signed(delta)} nats.${far}`;
+}
+
 /** Draw the log-probabilities on one axis: a line from before to after the step, and the values to compare with. */
 function Track({ step, i }) {
   const points = [
     ['ref', 'reference'],
+    ['teacher', 'teacher'],
     ['rollout', 'engine'],
     ['bound', 'bound'],
     ['target', 'target'],
@@ -55,10 +70,12 @@ function Track({ step, i }) {
   const x = (value) => 8 + (264 * (value - low + room)) / (high - low + 2 * room);
   const goal = points.find(({ name }) => name === 'target') ?? points.find(({ name }) => name === 'bound');
   const reference = points.find(({ name }) => name === 'ref');
+  const teacher = points.find(({ name }) => name === 'teacher');
   return html`<svg class="track" viewBox="0 0 280 36" role="img" aria-label="Log-probabilities on a line">
     <path class="axis" d="M4 18H276" />
     ${goal && html`<path class="goal" d=${`M${x(goal.value)} 8v20`} />`}
     ${reference && html`<path class="reference" d=${`M${x(reference.value)} 13l5 5-5 5-5-5z`} />`}
+    ${teacher && html`<path class="teacher" d=${`M${x(teacher.value)} 12l5 10h-10z`} />`}
     ${now !== null && html`<path class="way" d=${`M${x(old)} 18H${x(now)}`} />`}
     <circle class="old" cx=${x(old)} cy="18" r="4.5" />${now !== null && html`<circle class="new" cx=${x(now)} cy="18"
       r="4.5" />`}
@@ -71,6 +88,7 @@ const LOGPROBS = [
   ['new', 'after the step', '●'],
   ['rollout', 'engine'],
   ['ref', 'reference', '◇'],
+  ['teacher', 'teacher', '△'],
   ['target', 'target', '┃'],
   ['bound', 'bound', '┃'],
   ['a', 'a'],
@@ -81,6 +99,7 @@ const OTHERS = [
   ['advantages', 'advantage', fourDigitsSigned],
   ['values', 'value', fourDigitsSigned],
   ['entropy', 'entropy', fourDigits],
+  ['teacher_divergence', 'divergence', fourDigits],
   ['policy_push', 'policy push', fourDigitsSigned],
   ['kl_pull', 'KL pull', fourDigitsSigned],
   ['others', 'push of others', fourDigitsSigned],
@@ -101,6 +120,7 @@ function Numbers({ step, i, compared }) {
     ['moved', 'moved', less(now, old)],
     ['gap', step.column('target') ? 'gap to target' : 'gap to bound', less(bound, now)],
     ['mismatch', 'trainer − engine', less(old, at(step, 'rollout', i))],
+    ...(step.column('teacher') ? [['delta', 'δ: teacher − policy', less(at(step, 'teacher', i), old)]] : []),
     ...(step.column('a') ? [['difference', 'b − a', less(b, a)]] : []),
   ];
   const line = (
@@ -177,6 +197,7 @@ function Card({ compared, onClose }) {
       <button type="button" class="plain close" aria-label="Close the card" onClick=${onClose}>✕</button></div>
     <p class="says">${words}</p>
     ${shared(step, i) && html`<p class="quiet">${shared(step, i)}</p>`}
+    ${ofTeacher(step, i) && html`<p class="quiet" data-test="of-teacher">${ofTeacher(step, i)}</p>`}
     <${Track} step=${step} i=${i} />
     ${clip && html`<p class="clip"><b>${clip}</b> <span class="quiet">${CLIP_WORDS[clip]}</span></p>`}
     <${Numbers} step=${step} i=${i} compared=${compared} />

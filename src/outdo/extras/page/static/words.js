@@ -84,7 +84,7 @@ const QUANTITIES = [
     unit: '',
     kind: 'diverging',
     ends: ['pulled down', 'pulled up'],
-    what: 'Push of all other terms, such as the KL penalty, summed over the passes.',
+    what: 'Push of all other terms, such as the KL penalty or the divergence from a teacher, summed over the passes.',
     of: (column) => column('kl_pull'),
   },
   {
@@ -116,6 +116,24 @@ const QUANTITIES = [
     ends: ['down', 'up'],
     what: 'Policy push of the first pass: how fast the probability moves.',
     of: (column) => column('weight'),
+  },
+  {
+    name: 'teacher',
+    title: 'Teacher: δ',
+    unit: 'nats',
+    kind: 'diverging',
+    ends: ['teacher finds it less likely', 'more likely'],
+    what: 'δ: log-probability under the teacher minus the one under the policy before the step.',
+    of: (column) => minus(column('teacher'), column('old')),
+  },
+  {
+    name: 'teacher_divergence',
+    title: 'Teacher: divergence',
+    unit: 'nats',
+    kind: 'rising',
+    ends: ['alike', 'far apart'],
+    what: 'Divergence of policy and teacher over the whole vocabulary at this token, in the last pass.',
+    of: (column) => column('teacher_divergence'),
   },
   {
     name: 'mismatch',
