@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from outdo.extras.vllm.weights import write_weights
 from outdo.models.adapter import adapter_config, on_same_base, save_adapter, set_base, trained_weights
 from outdo.models.inspect_folder import inspect_folder
-from outdo.models.loading import adapter_size, load_model
+from outdo.models.loading import fit_adapter, load_model
 from outdo.models.policy import Policy
 from outdo.run.export.export import export_merged
 from outdo.run.export.find_model import ModelRef
@@ -89,7 +89,7 @@ def test_an_adapter_of_embedding_or_head_trains_loads_and_merges_or_is_refused(b
     method, options, refusal = ADAPTERS[name]
     config = adapter_config(method, **options)
     if refusal and shares(base):
-        for load in (lambda: Policy.load(base, adapter=config), lambda: adapter_size(inspect_folder(base), config)):
+        for load in (lambda: Policy.load(base, adapter=config), lambda: fit_adapter(inspect_folder(base), config)):
             with pytest.raises(ModelError, match=f"{refusal}.* {SHARED}"):
                 load()
         return
@@ -142,7 +142,7 @@ def test_trained_tokens_need_an_embedding_in_float32(base: Path, method: str, op
     config = adapter_config(method, **options)
     for load in (
         lambda: Policy.load(base, adapter=config, weights="bfloat16"),
-        lambda: adapter_size(inspect_folder(base), config, weights="bfloat16"),
+        lambda: fit_adapter(inspect_folder(base), config, weights="bfloat16"),
     ):
         with pytest.raises(
             ModelError, match='trained tokens need an embedding in float32, not bfloat16: weights = "fl'

@@ -18,7 +18,7 @@ from outdo.extras.reward_models.model import RewardModel
 from outdo.extras.vllm.weights import write_weights
 from outdo.models.adapter import adapter_config
 from outdo.models.inspect_folder import conversion_notes, inspect_folder
-from outdo.models.loading import adapter_size, load_model, save_model
+from outdo.models.loading import fit_adapter, load_model, save_model
 from outdo.models.policy import Policy
 from outdo.testing import byte_bpe_tokenizer
 from outdo.utils.errors import ModelError
@@ -172,7 +172,7 @@ def test_a_package_that_another_part_needs_is_named(gemma3, monkeypatch):
 
     monkeypatch.setattr("transformers.models.gemma3.modeling_gemma3.Gemma3Model.__init__", make)
     facts = inspect_folder(gemma3)
-    for load in (load_model, lambda facts: adapter_size(facts, adapter_config("lora", r=4))):
+    for load in (load_model, lambda facts: fit_adapter(facts, adapter_config("lora", r=4))):
         with pytest.raises(ModelError, match="pip install timm"):
             load(facts)
 

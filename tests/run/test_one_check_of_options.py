@@ -15,6 +15,7 @@ from outdo.config.recipe import Piece, Recipe
 from outdo.config.rules import refusals
 from outdo.extras.explain.command import named_objective
 from outdo.extras.trackers import command as track
+from outdo.models.loading import AdapterFit
 from outdo.rewards import load_reward
 from outdo.run.assemble.engines import named_engine
 from outdo.run.assemble.environment import tools_of
@@ -220,7 +221,7 @@ def by_itself(setting: str, piece: dict[str, Any], monkeypatch: pytest.MonkeyPat
         case "train.adapter":
             facts = SimpleNamespace(adapter=None)
             monkeypatch.setattr(adapter_option, "inspect_folder", lambda *_: facts)
-            monkeypatch.setattr(adapter_option, "adapter_size", lambda *_: None)
+            monkeypatch.setattr(adapter_option, "fit_adapter", lambda *_: AdapterFit(None, []))
             found = mistakes(adapter_option.read_adapter, to_toml(piece), "m", "auto")
             return [each.replace("--adapter.", "train.adapter.", 1) for each in found]
         case "track":

@@ -55,7 +55,7 @@ def probe_machine(recipe: Recipe) -> Machine:
     from outdo.models.base_weights import choose_weights
     from outdo.models.chat_options import set_chat_options
     from outdo.models.device import choose_device
-    from outdo.models.loading import adapter_size, load_tokenizer
+    from outdo.models.loading import fit_adapter, load_tokenizer
     from outdo.run.assemble.engines import device_mistakes
     from outdo.run.assemble.environment import examine_environment
     from outdo.run.assemble.hardware import device_memory
@@ -72,7 +72,8 @@ def probe_machine(recipe: Recipe) -> Machine:
     if not errors and (adapter := adapter_of(recipe)):
         try:
             facts = inspect_folder(recipe.model)
-            size = adapter_size(facts, adapter, weights=choose_weights(recipe.weights, facts, frozen=True))
+            fit = fit_adapter(facts, adapter, weights=choose_weights(recipe.weights, facts, frozen=True))
+            size, notes = fit.weights, [*notes, *fit.notes]
         except ModelError as error:
             errors += [f"train.adapter: {line}" for line in str(error).splitlines()]
     try:

@@ -6,7 +6,6 @@ runs a model also runs one with an adapter. PEFT is imported only where an adapt
 
 import copy
 import json
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from outdo.models.adapter_targets import ALL_LINEAR, check_targets, kind_of, on_what_fits
 from outdo.models.forward import Forward
 from outdo.models.inspect_folder import ADAPTER_CONFIG
-from outdo.models.limits import CHANGING_BASE, DIVISIBLE_LORA
+from outdo.models.limits import DIVISIBLE_LORA
 from outdo.models.sharding import sharding_of
-from outdo.models.text_part import left_out
 from outdo.models.weight_headers import ADAPTER_WEIGHTS
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.packages import explained, not_imported
@@ -60,7 +59,7 @@ def adapter_config(name: str, **options: Any) -> "PeftConfig":
     if name not in methods:
         raise UserError([f'peft has no method "{name}"; it has {", ".join(sorted(methods))}'])
     if name == "lora" and "target_parameters" not in options:
-        options = {"target_modules": "all-linear", **options}
+        options = {"target_modules": ALL_LINEAR, **options}
     try:
         with _without_warnings():
             return methods[name](**{"task_type": "CAUSAL_LM", **options})
@@ -88,8 +87,7 @@ def has_adapter(model: nn.Module) -> bool:
 
 def check_divisible(config: "PeftConfig") -> None:
     """Raise `ModelError` if an adapter does not work on a model that is divided among replicas."""
-    kind = str(getattr(config.peft_type, "value", config.peft_type)).lower()
-    if kind != "lora":
+    if (kind := kind_of(config)) != "lora":
         raise ModelError(f"an adapter of the kind {kind} does not work on a divided model (cluster.shard); lora does")
     from peft import LoraConfig, PeftConfig
 
@@ -107,7 +105,7 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
 
     Raises `ModelError` if PEFT cannot attach it to this model, if none of its weights would be trained, if it would
     change the base at random: what is saved does not contain the base, so that nothing could load the adapter again;
-    and if it does not work on the embedding or the head.
+    and if it does not work on the embedding, the head or a module that it names.
     """
     if str(start := getattr(config, "init_lora_weights", "")).startswith("pissa_niter"):
         raise ModelError(
@@ -116,11 +114,11 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
         )
     if has_adapter(model):
         raise ModelError("the model has an adapter already; `outdo export --merge` makes a model without one of it")
-    _check_ends(model, config)
+    check_targets(model, config)
     with torch.random.fork_rng(devices=[]), _without_warnings():
         torch.manual_seed(seed)
         try:
-            _inject(model, _without_left_out(model, config))
+            _inject(model, on_what_fits(model, config))
         except (TypeError, ValueError, ImportError, RuntimeError, AttributeError, LookupError) as error:
             raise ModelError(explained("the adapter does not fit the model", error, EXTRA)) from error
     trained = trained_weights(model).values()
@@ -128,65 +126,6 @@ def attach(model: PreTrainedModel, config: "PeftConfig", *, seed: int = 0) -> No
         raise ModelError("nothing to train: the adapter has no weight in any layer of the model")
     for weight in trained:
         weight.data = weight.data.float()
-
-
-def _check_ends(model: PreTrainedModel, config: "PeftConfig") -> None:
-    """Raise `ModelError` if an adapter does not work on the embedding or the head of a model.
-
-    Trained tokens are added to the embedding in float32. Where embedding and head share a weight, an initialisation
-    that changes it under the one changes the other as well; PEFT ties two layers of an adapter by a computed view,
-    which no copy of the model can have; and it merges trained tokens and a layer into different copies of the weight.
-    """
-    from peft.tuners.tuners_utils import check_target_module_exists
-
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    dtype = embedding.get_parameter("weight").dtype
-    tokens = getattr(config, "trainable_token_indices", None)
-    if (tokens or getattr(config, "token_indices", None)) and dtype != torch.float32:
-        raise ModelError(f'trained tokens need an embedding in float32, not {str(dtype)[6:]}: weights = "float32"')
-    targets = getattr(config, "target_modules", None)
-    if not shares_head(model) or not targets or targets == "all-linear":
-        return
-    names = [name for name, module in model.named_modules() if module in (embedding, head)]
-    on = [name for name in names if check_target_module_exists(config, name)]
-    start = str(getattr(config, "init_lora_weights", True))
-    for option, is_set in (
-        (f'init_lora_weights = "{start}"', start.startswith(CHANGING_BASE)),
-        ("ensure_weight_tying = true", getattr(config, "ensure_weight_tying", False)),
-        ("trainable_token_indices", bool(tokens)),
-    ):
-        if on and is_set:
-            (other,) = set(names) - {on[0]}
-            shared = f"does not work beside the target {on[0]}, which shares its weight with {other}"
-            raise ModelError(f"{option} {shared}; leave one of the two out")
-
-
-def shares_head(model: PreTrainedModel) -> bool:
-    """Return whether the head of a model has the weight of its embedding."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    return head is not None and getattr(head, "weight", None) is getattr(embedding, "weight", False)
-
-
-def give_own_head(model: PreTrainedModel) -> None:
-    """Give the head a weight of its own, equal to that of the embedding, which it shared."""
-    head: Any = model.get_output_embeddings()
-    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
-    for config in (model.config, model.config.get_text_config()):
-        config.tie_word_embeddings = False
-
-
-def _without_left_out(model: PreTrainedModel, config: "PeftConfig") -> "PeftConfig":
-    """Return a copy of a configuration that attaches nothing to the modules that a text part leaves out.
-
-    The saved adapter is also loaded into the whole model, where the names of its targets are those of other parts too.
-    """
-    made: Any = copy.deepcopy(config)
-    excluded = getattr(made, "exclude_modules", "")  # a pattern, or the ends of names
-    if left_out(model) and not isinstance(excluded, str):
-        parts = [rf"{re.escape(part)}.*" for part in left_out(model)]
-        ends = [rf"(?:.*\.)?{re.escape(end)}" for end in sorted(excluded or ())]
-        made.exclude_modules = "|".join((*ends, *parts))
-    return made
 
 
 def _inject(model: PreTrainedModel, config: "PeftConfig") -> None:

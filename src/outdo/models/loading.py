@@ -7,7 +7,7 @@ Models are loaded in float32 with dropout off.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import (
@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import logging
 
 from outdo.models.adapter import attach, attach_saved, check_divisible, saved_config, trained_weights
+from outdo.models.adapter_targets import left_out_note
 from outdo.models.base_model import BaseModel, check_base
 from outdo.models.base_weights import Weights, loading_options, prepare
 from outdo.models.config_sizes import sizes_of
@@ -136,12 +137,19 @@ def load_model(
     return _finished(loaded, facts, device, options, world)
 
 
-def adapter_size(
-    facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_MODEL, weights: Weights = "float32"
-) -> int | None:
-    """Return how many weights an adapter would have in a model whose base, in `weights`, is not loaded.
+class AdapterFit(NamedTuple):
+    """What an adapter would be in a model that is not loaded."""
 
-    None if its initialisation needs the base. Raises `ModelError` if it does not fit the model.
+    weights: int | None  # None if its initialisation needs the base
+    notes: list[str]
+
+
+def fit_adapter(
+    facts: ModelFacts, config: "PeftConfig", kind: Kind = LANGUAGE_MODEL, weights: Weights = "float32"
+) -> AdapterFit:
+    """Return what an adapter would be in a model whose base, in `weights`, is not loaded.
+
+    Raises `ModelError` if it does not fit the model.
     """
     auto: Any = AutoModelForCausalLM if kind is LANGUAGE_MODEL else AutoModelForSequenceClassification
     base = config_of(facts)
@@ -149,13 +157,15 @@ def adapter_size(
         with _as_model_error(facts.name):
             model = auto_class(auto, base).from_config(base)
         model = model if weights == "float32" else model.bfloat16()
+        note = left_out_note(model, config)
+        notes = [note] if note else []
         try:
             attach(model, config)
         except ModelError as error:
             if isinstance(error.__cause__, RuntimeError):  # it reads numbers, which are not there
-                return None
+                return AdapterFit(None, notes)
             raise
-    return sum(weight.numel() for weight in trained_weights(model).values())
+    return AdapterFit(sum(weight.numel() for weight in trained_weights(model).values()), notes)
 
 
 def base_of(facts: ModelFacts) -> BaseModel:

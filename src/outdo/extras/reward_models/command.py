@@ -306,7 +306,7 @@ def _checked_data(settings: RewardModelSettings, mistakes: list[str], *, resumed
     adapter, template, notes = None, settings.template, list[str]()
     try:
         if not resumed:  # then the model is that of the checkpoint
-            adapter = read_adapter(settings.adapter, settings.model, settings.base_weights, EITHER)
+            adapter, notes = read_adapter(settings.adapter, settings.model, settings.base_weights, EITHER)
             notes += conversion_notes(inspect_folder(settings.model, EITHER))
             notes += template_notes(settings.template, settings.model, EITHER, dated=True)
             template, dated = with_date(template, settings.model, EITHER)

@@ -214,7 +214,7 @@ def _checked_data(settings: SftSettings, mistakes: list[str], *, resumed: bool) 
         mistakes.append(f"--weight: expected one for each --data, {len(data)}, or none; found {len(weights)}")
     try:
         if not resumed:  # then the model is that of the checkpoint
-            adapter = read_adapter(settings.adapter, settings.model, settings.base_weights)
+            adapter, notes = read_adapter(settings.adapter, settings.model, settings.base_weights)
             notes += conversion_notes(inspect_folder(settings.model))
             notes += template_notes(settings.template, settings.model, dated=True)
             template, dated = with_date(template, settings.model)

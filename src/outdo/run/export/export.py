@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outdo.models.adapter import give_own_head, merged, shares_head
+from outdo.models.adapter import merged
+from outdo.models.adapter_targets import give_own_head, shares_head
 from outdo.models.finite import non_finite_weight
 from outdo.models.inspect_folder import EITHER, REWARD_MODEL, ModelFacts, inspect_folder
 from outdo.models.layers import layers_of
