@@ -20,12 +20,13 @@ from outdo.algorithms.requirements import requirements_of
 from outdo.algorithms.vocabulary_divergences import VocabularyDivergence, forward_kl, jensen_shannon, reverse_kl
 from outdo.extras.record.tokens import FREE, token_record
 from outdo.models import logprobs as logprobs_module
+from outdo.models import teacher as teacher_module
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
 from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
-from outdo.models.teacher import Teacher, read_by, weights_of_rows
+from outdo.models.teacher import Teacher, read_by, top_of, weights_of_rows, with_hints
 from outdo.models.teacher_sums import TeacherDivergence, TeacherPull
 from outdo.testing import byte_bpe_tokenizer, tiny_model
 from outdo.types import Batch, Group, Prompt, Sampled, Step
@@ -185,6 +186,52 @@ def test_a_teacher_with_a_hint_reads_it_before_the_same_answers(states: bool):
             logits = teacher.head()(read.teacher_states["teacher"][row][mask])
             torch.testing.assert_close(logits, z[mask[start:length]], rtol=0, atol=1e-10)
     assert not distillation(read).advantages[1].any()
+
+
+@pytest.mark.usefixtures("keep_float64")
+def test_the_most_probable_tokens_of_teachers_are_those_of_their_weighted_mean(monkeypatch: pytest.MonkeyPatch):
+    """Row 0 names the second teacher, row 1 has no hint for the third, which alone is named; the others have all."""
+    monkeypatch.setattr(teacher_module, "TOKENS_AT_ONCE", 3)
+    teachers = [teacher_of(seed=5, name="first"), teacher_of(seed=6, hidden=48, name="second", weight=3.0)]
+    model, tokenizer = tiny_model()
+    batch = prepared(policy=Policy(model.double(), tokenizer))
+    lessons = [Lesson(), Lesson(teacher="third"), *[Lesson(prompt=(10, 11, 12))] * (len(batch) - 2)]
+    batch = batch.with_(lessons=(Lesson(teacher="second"), *lessons[1:]))
+    teachers.append(teacher_of(seed=7, name="third", reads_hint=True))
+    rows, token_ids, logprobs = top_of(teachers, batch, 4)
+    assert rows.tolist() == [row for row in range(len(batch)) if row != 1]
+    read, weights = read_by(teachers, batch, states=False), weights_of_rows(teachers, batch)
+    for place, row in enumerate(rows.tolist()):
+        mask = batch.loss_mask[row]
+        asked, one = mask[: token_ids.shape[1]], batch.rows(torch.tensor([row]))
+        mean = torch.zeros((), dtype=torch.float64)
+        for teacher in teachers:
+            if weights[teacher.name][row]:
+                hinted = with_hints(one) if teacher.reads_hint else one
+                z = all_logits(teacher.forward.model, hinted, 0) / batch.temperature[row]
+                mean = mean + weights[teacher.name][row] * z.detach().log_softmax(1)
+        right = mean.topk(4)
+        assert token_ids[place][asked].equal(right.indices)
+        torch.testing.assert_close(logprobs[place][asked], right.values, rtol=1e-6, atol=1e-6)
+        assert not logprobs[place][~asked].any()
+        of_sampled = mean.gather(1, batch.token_ids[row][mask][:, None])[:, 0]
+        torch.testing.assert_close(read.teacher_logprobs[row][mask].double(), of_sampled, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_without_a_teacher_have_no_most_probable_tokens_of_one():
+    batch = prepared()
+    rows, token_ids, logprobs = top_of([teacher_of(reads_hint=True)], batch, 4)
+    assert (len(rows), len(token_ids), len(logprobs)) == (0, 0, 0)
+
+
+def test_few_tokens_have_logits_at_a_time_while_the_most_probable_are_looked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(teacher_module, "TOKENS_AT_ONCE", 5)
+    teacher, most = teacher_of(), []
+    head = teacher.head()
+    monkeypatch.setattr(teacher, "head", lambda: lambda states: (most.append(len(states)), head(states))[1])
+    top_of([teacher], prepared(), 4)
+    assert max(most) == 5
+    assert len(most) > 1
 
 
 def test_a_hint_before_several_conversations_is_refused():

@@ -25,6 +25,8 @@ def taught(family):
         for b in range(3)
     ]
     write_rows(family / "taught.jsonl", rows)
+    noted = [{"prompt": f"{a}+0=", "answer": str(a), "note": "odd" if a else ""} for a in range(4)]
+    write_rows(family / "noted.jsonl", noted)
 
 
 def test_the_policy_comes_closer_to_its_teachers_whatever_the_reward(trained):
@@ -56,7 +58,7 @@ def test_the_record_has_what_the_teacher_says_of_each_token(trained):
 
 
 def test_a_run_with_hints_that_was_killed_ends_with_the_same_bits(family, trained):
-    settings = (*GKD, *HINTED, "reference.sync={every = 1, mix = 0.5}", ENDING)
+    settings = (*GKD, *HINTED, "reference.sync={every = 1, mix = 0.5}", "record.top=3", ENDING)
     whole = trained(*settings, steps=4)
     assert min(line["teacher/taught_ratio"] for line in metrics(whole)) > 0
     killed = family / "killed"
@@ -68,6 +70,29 @@ def test_a_run_with_hints_that_was_killed_ends_with_the_same_bits(family, traine
     outdo_(family, "resume", killed.name)
     assert weights(killed, 4) == weights(whole, 4)
     assert timeless(killed) == timeless(whole)
+    for step in range(1, 5):
+        assert read(killed, step).equals(read(whole, step))
+    assert read(whole, 4)["teacher_top"].null_count < len(read(whole, 4))
+
+
+def test_the_record_has_what_the_teachers_would_have_written(trained):
+    """The first question has no note for the hint of the policy: its answers have no teacher."""
+    hinted = 'teachers={model = "policy", name = "me", hint = "{prompt} ({note})"}'
+    rows_data = ("data.path=noted.jsonl", hinted, "record.top=300", 'record.after="all"')
+    run = trained("train.objective=distillation", *rows_data, "train.prompts=4", steps=1)
+    rows = read(run, 1).to_pylist()
+    assert {row["prompt"] for row in rows if row["teacher_top"] is None} == {"0+0="}
+    for row in rows:
+        if row["teacher_top"] is None:
+            assert set(row["teacher_logprobs"]) == {None}
+            continue
+        places = zip(row["token_ids"], row["teacher_logprobs"], row["teacher_top"], row["old_top"], strict=True)
+        for token, logprob, top, of_policy in places:
+            of_token = {each["token_id"]: each["logprob"] for each in top}
+            assert logprob == pytest.approx(of_token[token], abs=1e-5)
+            assert len(top) == len(of_policy)
+            assert [*of_token.values()] == sorted(of_token.values(), reverse=True)
+        assert row["teacher_top"] != row["old_top"]
 
 
 def test_check_names_a_teacher_that_is_not_there_and_a_place_that_no_row_fills(family):

@@ -299,7 +299,7 @@ class Record(Section):
     )
     top: CountOrZero = Field(
         default=0,
-        description="most probable tokens recorded at each token of these groups, before and after the step; 0: none",
+        description="most probable tokens recorded at each token of these groups, of policy and teachers; 0: none",
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from outdo.algorithms.vocabulary_sums import scaled
 from outdo.models.choose_forward import choose_forward
 from outdo.models.forward import Forward
 from outdo.models.loading import load_model, load_tokenizer
@@ -26,6 +27,9 @@ from outdo.types.lessons import Lesson
 from outdo.utils.errors import ModelError, UserError
 from outdo.utils.sharded_tensors import whole
 from outdo.utils.world import ALONE, World
+
+TOKENS_AT_ONCE = 64
+"""Tokens of which all logits of a teacher exist while its most probable tokens are looked for."""
 
 
 class ReadingForward(Forward):
@@ -227,3 +231,47 @@ def weights_of_rows(teachers: Sequence[Teacher], batch: Batch) -> dict[str, Tens
     table = torch.tensor([[weight(teacher, lesson) for lesson in lessons] for teacher in teachers])  # [teachers, B]
     table = table / table.sum(0).where(table.any(0), 1.0)
     return dict(zip(names, table, strict=True))
+
+
+@torch.no_grad()
+def top_of(teachers: Sequence[Teacher], batch: Batch, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the `count` tokens that the teachers find most probable at each trained token, at the row's temperature.
+
+    These are the numbers of the rows with a teacher [R], token ids [R, T, K] int64 and log-probabilities [R, T, K], the
+    most probable first; 0 elsewhere than at trained tokens. With several teachers of a row the log-probability is the
+    weighted mean of theirs, as in `Batch.teacher_logprobs`. The logits of `TOKENS_AT_ONCE` tokens exist at a time. All
+    processes of a world have to call it.
+    """
+    weights = weights_of_rows(teachers, batch)
+    rows = torch.stack([*weights.values()]).any(0).nonzero().squeeze(1)
+    if len(rows) == 0:
+        return rows, torch.zeros(0, 0, count, dtype=torch.int64), torch.zeros(0, 0, count)
+    batch = batch.rows(rows)
+    row, column = batch.loss_mask.nonzero(as_tuple=True)  # [N]
+    parts = [(teacher, weights[teacher.name][rows]) for teacher in teachers]
+    read = [(teacher.head(), *_states_of(teacher, of_rows, batch)) for teacher, of_rows in parts if of_rows.any()]
+    device = teachers[0].device
+    tops: list[tuple[Tensor, Tensor]] = []
+    for at, of in zip(row.split(TOKENS_AT_ONCE), column.split(TOKENS_AT_ONCE), strict=True):
+        total, temperature = torch.zeros((), device=device), batch.temperature[at].to(device)
+        for head, of_rows, states in read:
+            logits = scaled(head(states[at, of].to(device)), temperature)  # [n, V]
+            total = total + of_rows[at, None].to(device) * logits.log_softmax(-1)
+        values, token_ids = total.topk(min(count, total.shape[-1]))
+        tops.append((token_ids.cpu(), values.cpu()))
+    token_ids, logprobs = (torch.cat(values) for values in zip(*tops, strict=True))  # [N, K]
+
+    def place(values: Tensor) -> Tensor:
+        return values.new_zeros(*batch.token_ids.shape, values.shape[1]).index_put((row, column), values)
+
+    return rows, place(token_ids), place(logprobs)
+
+
+def _states_of(teacher: Teacher, of_rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the weights [B] of a teacher, and its hidden states [B, T, H], 0 in the rows that it does not teach."""
+    taught = of_rows.nonzero().squeeze(1)
+    _, states = teacher.read(batch.rows(taught), states=True)
+    assert states is not None
+    whole = states.new_zeros(*batch.token_ids.shape, states.shape[2])
+    whole[taught, : states.shape[1]] = states
+    return of_rows, whole

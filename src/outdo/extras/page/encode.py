@@ -49,7 +49,7 @@ STORED_AS_DIFFERENCE: Mapping[str, str] = {
 }
 """Log-probabilities that are stored as differences from another one, because readers look at the differences."""
 
-TOP_COLUMNS, TOP_COUNT = ("old_top", "new_top"), 5
+TOP_COLUMNS, TOP_COUNT = ("old_top", "new_top", "teacher_top"), 5
 """Columns with the most probable tokens at each token, and how many of them are shown."""
 
 REQUIRED = ("group", "rollout", "token_ids", "pieces")
@@ -290,11 +290,11 @@ def floats_of(table: Table, name: str, lengths: Array) -> Floats | None:
 
 
 def _top_tokens(table: Table, vocabulary: _Vocabulary) -> tuple[dict[str, Array], list[dict[str, int]]]:
-    """Return the most probable tokens before and after the step, and for each row where its tokens begin in them.
+    """Return the most probable tokens of policy and teachers, and for each row where its tokens begin in them.
 
     A column has `TOP_COUNT` entries for each token of the rows with such tokens: the index of a token and its
-    log-probability, NaN where there is none. Before and after the step these are two columns each: `old_top`,
-    `old_top_logprobs`, `new_top` and `new_top_logprobs`.
+    log-probability, NaN where there is none. Before and after the step, and of the teachers, these are two columns
+    each, such as `old_top` and `old_top_logprobs`.
     """
     columns: dict[str, Array] = {}
     starts: list[dict[str, int]] = [{} for _ in range(len(table))]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from outdo.extras.record.table import TopTokens, record_table
 from outdo.extras.record.tokens import token_record
 from outdo.extras.record.transfer import Transfer
 from outdo.models.policy import Policy
+from outdo.models.teacher import Teacher, top_of
 from outdo.models.token_text import TokenTexts
 from outdo.run.folder import reads
 from outdo.types import Batch, Group, Step
@@ -26,6 +28,15 @@ from outdo.utils.rng import Stream, stream_key, uniforms
 
 READ_EVERY = 10
 """Steps between two measurements of what answers read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Before:
+    """The most probable tokens of some groups of a step, before its first update."""
+
+    step: int
+    policy: TopTokens
+    teachers: TopTokens | None  # None: the run has none
 
 
 class Recorder:
@@ -37,8 +48,9 @@ class Recorder:
     `moved_*` metrics are about these groups, and `moved/tokens` is their number of tokens.
 
     With `top` the record also has that many most probable tokens at each token of these groups, before and after the
-    step. Those before it are computed by `before`, which has to be called between sampling and update. The method's
-    `advantage` tells it which groups will get a push; without it every group is expected to.
+    step, and those of the `teachers`, if there are any. Those before it and of the teachers are computed by `before`,
+    which has to be called between sampling and update. The method's `advantage` tells it which groups will get a push;
+    without it every group is expected to.
 
     `reading` measures what answers read of their questions, in `before` too.
     """
@@ -52,6 +64,7 @@ class Recorder:
         every: int = 1,
         after: float | Literal["all"] = 0.0625,
         top: int = 0,
+        teachers: Sequence[Teacher] = (),
         seed: int = 0,
         reading: Reading | None = None,
     ) -> None:
@@ -61,11 +74,12 @@ class Recorder:
         self.every = every
         self.share = 1.0 if after == "all" else after
         self.top = top
+        self.teachers = teachers
         self.seed = seed
         self.reading = reading
         self.transfer = Transfer()
         self.token_texts = TokenTexts(policy.tokenizer)
-        self._before: tuple[int, TopTokens] | None = None  # the step, and what `before` has measured of it
+        self._before: _Before | None = None
         self._read: Sequence[QuestionRead] = ()  # what the answers of this step read, measured by `before`
 
     def __call__(self, step: Step, folder: Path) -> dict[str, float]:
@@ -94,7 +108,8 @@ class Recorder:
         batch = Batch.from_groups(groups)
         trained = batch.group[batch.loss_mask.any(1)].unique().tolist()
         if chosen := self._choose(step, groups, self._foreseen(groups, trained), trained):
-            self._before = step, self._top(batch, chosen)
+            of_teachers = self._top_of_teachers(batch, chosen) if self.teachers else None
+            self._before = _Before(step=step, policy=self._top(batch, chosen), teachers=of_teachers)
 
     def _foreseen(self, groups: Sequence[Group], trained: Sequence[int]) -> list[int]:
         """Return the numbers of the trained groups that get a push, as far as it is known before the update."""
@@ -117,12 +132,12 @@ class Recorder:
             return metrics, None
         groups = self._groups_to_measure(step)
         record = token_record(step, self.objective, self._new_logprobs(step, groups))
-        old_top = self._top_before(step, groups)
-        new_top = self._top(step.batch, groups) if groups and self.top else None
+        tops = self._tops_before(step, groups)
+        if groups and self.top:
+            tops["new_top"] = self._top(step.batch, groups)
 
         def write() -> None:
-            table = record_table(step, record, self.token_texts, about={}, old_top=old_top, new_top=new_top)
-            parquet.write(folder, step.index, table)
+            parquet.write(folder, step.index, record_table(step, record, self.token_texts, about={}, **tops))
 
         return metrics | movement_metrics(record, step.batch), write
 
@@ -142,14 +157,19 @@ class Recorder:
         token_ids, logprobs = self.policy.top(batch.rows(rows), self.top)
         return TopTokens(rows=rows.tolist(), token_ids=token_ids, logprobs=logprobs)
 
-    def _top_before(self, step: Step, groups: Sequence[int]) -> TopTokens | None:
-        """Return what `before` has measured of these groups; None if it was not called for this step."""
-        if self._before is None or self._before[0] != step.index:
-            return None
-        before, wanted = self._before[1], set(_rows_of(step.batch, groups).tolist())
-        wanted_rows = [index for index, row in enumerate(before.rows) if row in wanted]
-        rows = [before.rows[index] for index in wanted_rows]
-        return TopTokens(rows=rows, token_ids=before.token_ids[wanted_rows], logprobs=before.logprobs[wanted_rows])
+    def _top_of_teachers(self, batch: Batch, groups: Sequence[int]) -> TopTokens:
+        """Return the tokens that the teachers of these groups find most probable, of the rows that have a teacher."""
+        rows = _rows_of(batch, groups)
+        taught, token_ids, logprobs = top_of(self.teachers, batch.rows(rows), self.top)
+        return TopTokens(rows=rows[taught].tolist(), token_ids=token_ids, logprobs=logprobs)
+
+    def _tops_before(self, step: Step, groups: Sequence[int]) -> dict[str, TopTokens]:
+        """Return by column what `before` has measured of these groups; empty if it was not called for this step."""
+        if self._before is None or self._before.step != step.index:
+            return {}
+        wanted = set(_rows_of(step.batch, groups).tolist())
+        measured = {"old_top": self._before.policy, "teacher_top": self._before.teachers}
+        return {name: top.of_rows(wanted) for name, top in measured.items() if top is not None}
 
     def _groups_to_measure(self, step: Step) -> list[int]:
         """Return the groups to measure after a step; none if no pass was made."""

@@ -46,12 +46,12 @@ def recording(recipe: Recipe, folder: Path, display: Display, world: World) -> I
 
 
 def recorder_of(
-    recipe: Recipe, policy: Policy, advantage: Advantage, objective: Objective, prompts: Prompts[Prompt]
+    recipe: Recipe, models: Models, advantage: Advantage, objective: Objective, prompts: Prompts[Prompt]
 ) -> Recorder:
     """Return the recorder that a recipe describes."""
-    reading = _reading(recipe, policy, prompts) if recipe.record.every else None
-    settings = recipe.record.model_dump()
-    return Recorder(policy, objective, advantage=advantage, seed=recipe.seed, reading=reading, **settings)
+    reading = _reading(recipe, models.policy, prompts) if recipe.record.every else None
+    settings = recipe.record.model_dump() | {"teachers": models.teachers, "reading": reading, "seed": recipe.seed}
+    return Recorder(models.policy, objective, advantage=advantage, **settings)
 
 
 class _Recording(Watcher):
@@ -75,7 +75,7 @@ class _Recording(Watcher):
         self, recipe: Recipe, models: Models, advantage: Advantage, objective: Objective, prompts: Prompts[Prompt]
     ) -> None:
         self.recipe, self.models = recipe, models
-        self.recorder = recorder_of(recipe, models.policy, advantage, objective, prompts)
+        self.recorder = recorder_of(recipe, models, advantage, objective, prompts)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.recorder.load_state(state)

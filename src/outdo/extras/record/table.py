@@ -10,7 +10,7 @@ into them.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ TOP = pa.list_(
         pa.struct({"token_id": pa.int32(), "piece": pa.string(), "token_bytes": pa.binary(), "logprob": pa.float32()})
     )
 )
-"""The type of `old_top` and `new_top`: for each token of a completion, the most probable tokens at its place."""
+"""The type of `old_top`, `new_top` and `teacher_top`: for each token of a completion, the most probable ones there."""
 
 FORKS = pa.list_(pa.struct({"token": pa.int32(), "after": pa.int32()}))
 """The type of `forks`: where each further conversation of an episode begins, and which token it follows.
@@ -73,6 +73,12 @@ class TopTokens:
     token_ids: Tensor  # [R, T, K] int64
     logprobs: Tensor  # [R, T, K] float32, in nats; NaN where fewer than K are known
 
+    def of_rows(self, wanted: Container[int]) -> "TopTokens":
+        """Return those of some rows of the batch."""
+        these = [index for index, row in enumerate(self.rows) if row in wanted]
+        rows = [self.rows[index] for index in these]
+        return TopTokens(rows=rows, token_ids=self.token_ids[these], logprobs=self.logprobs[these])
+
 
 def record_table(
     step: Step,
@@ -82,10 +88,12 @@ def record_table(
     about: Mapping[str, str],
     old_top: TopTokens | None = None,
     new_top: TopTokens | None = None,
+    teacher_top: TopTokens | None = None,
 ) -> pa.Table:
     """Return the rollouts of a step as a table, in the order of its groups. `about` describes the run, as metadata.
 
-    `old_top` and `new_top` are the most probable tokens before the step and after its last update, where known.
+    `old_top` and `new_top` are the most probable tokens before the step and after its last update, `teacher_top` those
+    of the teachers, where known.
 
     Half of a surrogate pair, which UTF-8 cannot hold, is written as its escape `\\ud83d`.
     """
@@ -119,6 +127,7 @@ def record_table(
         },
         "old_top": lists.top_tokens(old_top, token_texts),
         "new_top": lists.top_tokens(new_top, token_texts),
+        "teacher_top": lists.top_tokens(teacher_top, token_texts),
     }
     described = {"format": FORMAT, "step": step.index, "version": version_of("outdo"), **about}
     return pa.table(columns, metadata={KEY: json.dumps(described)})

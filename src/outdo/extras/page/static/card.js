@@ -143,23 +143,34 @@ function Numbers({ step, i, compared }) {
       line(name, words, form, at(step, name, i), { rule: k === 0 }))}</tbody></table>`;
 }
 
-/** List the most probable tokens at the place of a token, before and after the step; the sampled one is marked. */
+/** Say which token the teacher finds most probable at a place; nothing if that is the sampled one, or not known. */
+function TeacherWrites({ step, row, index }) {
+  const top = (step.top(row, index) ?? []).filter((each) => known(each.teacher)),
+    [best] = top.sort((a, b) => b.teacher - a.teacher);
+  if (!best || step.piece(best.vocab)[0] === step.piece(step.token(row, index))[0]) return null;
+  return html`<p class="quiet" data-test="teacher-writes">The teacher would most likely write
+    ${' '}<b><bdi>${step.line(best.vocab)}</bdi></b> here: ${probability(best.teacher)}.</p>`;
+}
+
+/** List the most probable tokens at the place of a token, of policy and teacher; the sampled one is marked. */
 function Alternatives({ step, row, index }) {
   const top = step.top(row, index);
   if (!top) return null;
   const id = step.piece(step.token(row, index))[0];
+  const taught = top.some((each) => known(each.teacher));
   const least = (side) => Math.min(...top.map((each) => each[side] ?? Infinity));
   const cell = (each, side) =>
     known(each[side]) ? probability(each[side]) : least(side) < Infinity ? `< ${probability(least(side))}` : UNKNOWN;
   return html`<table class="numbers" data-test="alternatives">
     <thead><tr><th scope="col"><span class="glyph"></span>most probable here</th><th scope="col">before</th>
-      <th scope="col">after</th></tr></thead>
+      <th scope="col">after</th>${taught && html`<th scope="col">teacher</th>`}</tr></thead>
     <tbody>${top.map((each) => {
       const sampled = step.piece(each.vocab)[0] === id;
       return html`<tr class=${sampled ? 'sampled' : ''}><th scope="row"><span class="glyph"
         aria-hidden="true">${sampled ? '▸' : ''}</span><bdi>${step.line(each.vocab)}</bdi>${
           sampled && html`<span class="hidden"> (sampled)</span>`}</th>
-        <td>${cell(each, 'old')}</td><td>${cell(each, 'now')}</td></tr>`;
+        <td>${cell(each, 'old')}</td><td>${cell(each, 'now')}</td>
+        ${taught && html`<td>${cell(each, 'teacher')}</td>`}</tr>`;
     })}</tbody></table>`;
 }
 
@@ -198,6 +209,7 @@ function Card({ compared, onClose }) {
     <p class="says">${words}</p>
     ${shared(step, i) && html`<p class="quiet">${shared(step, i)}</p>`}
     ${ofTeacher(step, i) && html`<p class="quiet" data-test="of-teacher">${ofTeacher(step, i)}</p>`}
+    <${TeacherWrites} step=${step} row=${row} index=${index} />
     <${Track} step=${step} i=${i} />
     ${clip && html`<p class="clip"><b>${clip}</b> <span class="quiet">${CLIP_WORDS[clip]}</span></p>`}
     <${Numbers} step=${step} i=${i} compared=${compared} />

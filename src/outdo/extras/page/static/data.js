@@ -91,20 +91,22 @@ function stepOf(header, body, entry) {
 const TOP = 5; // most probable tokens at each token
 
 /**
- * Return the most probable tokens at the place of a token, before and after the step, most probable first:
- * `{ vocab, old, now }` with log-probabilities, null where a token is not among the first. Null if none is known.
+ * Return the most probable tokens at the place of a token, before and after the step and of the teacher, most probable
+ * first: `{ vocab, old, now, teacher }` with log-probabilities, null where a token is not among the first. Null if none
+ * is known.
  */
 function topOf(column, row, index) {
   const found = new Map();
-  for (const [name, side] of [['old_top', 'old'], ['new_top', 'now']]) {
+  const none = { old: null, now: null, teacher: null };
+  for (const [name, side] of [['old_top', 'old'], ['new_top', 'now'], ['teacher_top', 'teacher']]) {
     const [tokens, logprobs] = [column(name), column(`${name}_logprobs`)];
     for (let k = 0; k < TOP && tokens && logprobs && row[name] !== undefined; k++) {
       const i = (row[name] + index) * TOP + k;
       if (Number.isNaN(logprobs[i])) continue;
-      found.set(tokens[i], { vocab: tokens[i], old: null, now: null, ...found.get(tokens[i]), [side]: logprobs[i] });
+      found.set(tokens[i], { vocab: tokens[i], ...none, ...found.get(tokens[i]), [side]: logprobs[i] });
     }
   }
-  const most = ({ old, now }) => Math.max(old ?? -Infinity, now ?? -Infinity);
+  const most = (each) => Math.max(...Object.keys(none).map((side) => each[side] ?? -Infinity));
   return found.size ? [...found.values()].sort((a, b) => most(b) - most(a)) : null;
 }
 

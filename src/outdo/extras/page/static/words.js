@@ -166,7 +166,7 @@ const QUANTITIES = [
 const quantityOf = (name) => QUANTITIES.find((quantity) => quantity.name === name) ?? QUANTITIES[0];
 
 const CLIP_WORDS = {
-  free: 'The policy term pushes it.',
+  free: 'The policy term pushes it, or a teacher pulls it.',
   low: 'Pushed down until it reached a bound: the policy term no longer pushes it down.',
   high: 'Pushed up until it reached a bound: the policy term no longer pushes it up.',
   unreachable: 'Pushed towards a bound beyond probability 1.',
