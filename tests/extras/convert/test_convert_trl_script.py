@@ -1,4 +1,4 @@
-"""A script that calls TRL's `GRPOTrainer` is run in a sandbox up to the trainer, or refused."""
+"""A script that calls a trainer of TRL is run in a sandbox up to the trainer, or refused."""
 
 import ast
 import contextlib
@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from conversion_table import check_rows, row
-from trl_scripts import SCRIPTS
+from trl_scripts import SCRIPTS as OF_GRPO
+from trl_teacher_scripts import SCRIPTS as WITH_TEACHERS
 
 from outdo.extras.convert import recorded
 from outdo.extras.convert.reading import Configuration, NotRunError, with_code
@@ -22,10 +23,18 @@ from outdo.extras.convert.trl import convert_trl
 from outdo.rewards import RewardInput, load_reward
 from outdo.utils.errors import UserError
 
-OF_TRL = {"GRPOConfig", "GRPOTrainer", "LoraConfig", "get_peft_model", "from_pretrained", "BitsAndBytesConfig"}
+SCRIPTS = {**OF_GRPO, **WITH_TEACHERS}
+OF_TRL = {f"{trainer}{what}" for trainer in ("GRPO", "Distillation", "GKD", "SDPO") for what in ("Config", "Trainer")}
+OF_TRL |= {"LoraConfig", "get_peft_model", "from_pretrained", "BitsAndBytesConfig"}
 """Calls of which each argument is counted."""
 
-PLACES = {"model": "model_name_or_path", "model_name": "model_name_or_path", "tokenize": "", "args": ""}
+PLACES = {
+    "teacher_model": "teacher_model_name_or_path",
+    "model": "model_name_or_path",
+    "model_name": "model_name_or_path",
+    "tokenize": "",
+    "args": "",
+}
 PLACES |= {"processing_class": "", "is_trainable": "", "quantization_config": "", **OF_THE_MODEL}
 """The setting that says the same as an argument, or "" where the argument holds others."""
 
@@ -289,7 +298,7 @@ os._exit(0)
         (FORGED % {"reading": {"unread": {"beta": 3}}}, "it ended without a record of its trainer"),
         (FORGED % {"asked": {"x": [1, []]}}, "it ended without a record of its trainer"),
         (FORGED % {"reading": 4}, "it ended without a record of its trainer"),
-        ("print('{}')", "it makes no GRPOTrainer"),
+        ("print('{}')", "it makes no trainer of TRL that outdo knows"),
         ("open('rows.json')", "FileNotFoundError: rows.json: no such file"),
     ],
 )
@@ -316,7 +325,7 @@ def test_without_a_sandbox_no_script_is_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("def f(:", "not Python"), ("print(1)", "it makes no GRPOTrainer"), ("\0", "not Python")],
+    [("def f(:", "not Python"), ("print(1)", "it makes no trainer of TRL that outdo knows"), ("\0", "not Python")],
 )
 def test_a_file_that_is_no_such_script_is_refused_in_a_sentence(text, sentence, tmp_path):
     path = tmp_path / "script.py"

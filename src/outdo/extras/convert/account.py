@@ -48,6 +48,7 @@ class Library:
     """What is known of another library: its table, and the rules that make a recipe of its settings."""
 
     name: str
+    shown: str
     table: Mapping[str, Any]
     defaults: Mapping[str, Any]
     rules: Sequence[Rule]
@@ -104,13 +105,19 @@ def converted(
     rules: Sequence[Rule],
     *,
     other_defaults: Mapping[str, Any] = MappingProxyType({}),
+    table: Mapping[str, Any] | None = None,
+    shown: str | None = None,
+    needed: Mapping[str, str] = NEEDED,
 ) -> Conversion:
     """Return the recipe for the settings of a library, by its rules in their order.
 
     `other_defaults` are those in which a version of the library differs from its table; None for a setting without one.
+    `table` and `shown` are the settings of a part of the library, and its name in sentences. `needed` are the settings
+    of the recipe that have to be read.
     """
-    reading, table = reading_of(settings), table_of(library.lower())
-    source = Library(library, table, {**dict(dotted(table["defaults"])), **other_defaults}, rules)
+    reading, table = reading_of(settings), table or table_of(library.lower())
+    defaults = {**dict(dotted(table["defaults"])), **other_defaults}
+    source = Library(library, shown or library, table, defaults, rules)
     written = {_spelt(name): value for name, value in reading.written.items()}
     unread = {_spelt(name): what for name, what in reading.unread.items()}
     conversion = source.apply(written)
@@ -128,7 +135,7 @@ def converted(
         *conversion.remarks,
     ]
     conversion.incomplete = [*reading.missing, *conversion.incomplete]
-    for key, what in NEEDED.items():
+    for key, what in needed.items():
         if key not in conversion.settings:
             conversion.incomplete.append(f"{key}: {what}; nothing that was read says it")
     if "rewards" not in conversion.settings:
@@ -230,7 +237,7 @@ def _count_what_no_rule_reads(conversion: Conversion, source: Library) -> None:
             _aside(conversion, concern, _last(name))
         elif switch := source.switch_off(name, given):
             _aside(conversion, f"{OFF} ({switch})", _short(name))
-        elif hint := _hint(source, name):
+        elif (name in names or source.shown == source.name) and (hint := _hint(source, name)):
             conversion.remark(name, hint)
         elif name in names or _last(name) in last_parts:
             conversion.remark(name, "outdo has no such setting")
@@ -260,10 +267,10 @@ def _report_unknown(conversion: Conversion, source: Library, name: str, last_par
     decides = {*source.defaults, *conversion.given.read}
     meant = [known for known in decides if near and _last(known) == near[0]]
     if meant and not any(known in conversion.given.written for known in meant):
-        conversion.mistakes.append(f"{name}: {source.name} has no such setting; did you mean {near[0]}?")
+        conversion.mistakes.append(f"{name}: {source.shown} has no such setting; did you mean {near[0]}?")
         return
     asked = f"; did you mean {near[0]}?" if near else ""
-    conversion.remark(name, f"neither {source.name} nor outdo has this setting, as far as outdo knows{asked}")
+    conversion.remark(name, f"neither {source.shown} nor outdo has this setting, as far as outdo knows{asked}")
 
 
 # ---------------------------------------------------------------------------------------------------- what is not known

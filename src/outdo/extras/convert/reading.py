@@ -59,6 +59,8 @@ class Configuration:
     """How the settings were read, as a sentence for the first lines of the recipe."""
     source: str = ""
     """The code of functions that the recipe names in the file next to it."""
+    trainer: str = ""
+    """The trainer of TRL that the configuration makes; empty if nothing names it."""
     processes: int | None = None
     """The processes that the configuration itself is started with, if it says so."""
 

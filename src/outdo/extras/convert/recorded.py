@@ -16,10 +16,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from outdo.config.file import read_tables
-from outdo.extras.convert.account import table_of
 from outdo.extras.convert.near import near_files
 from outdo.extras.convert.reading import Configuration, NotRunError, no_sandbox
 from outdo.extras.convert.recorder.trainer import OF_THE_MACHINE
+from outdo.extras.convert.trl_trainers import GRPO, WITH_TEACHERS, table_of_trainer
 from outdo.extras.sandbox import Ending, Limits, open_sandbox
 from outdo.utils.errors import UserError
 
@@ -45,7 +45,7 @@ LIMITS = Limits(seconds=20, wall_seconds=60, memory=1024, output=1 << 22)
 MOST_RUNS = 24
 LIBRARIES = ("trl", "transformers", "datasets", "peft", "unsloth", "vllm", "torch", "accelerate")
 """Modules that are recorded even if a file near the script has their name."""
-HOW = "Python ran the script in a sandbox up to GRPOTrainer, with recorders in the place of the libraries."
+HOW = "Python ran the script in a sandbox up to {trainer}, with recorders in the place of the libraries."
 
 
 class ScriptRecord(BaseModel):
@@ -71,7 +71,7 @@ def recorded_script(
         _compare(reading, other, question)
     for question, (line, _) in open_questions:
         reading.missing.append(f"what the script does in line {line} if {question} is otherwise")
-    reading.how = HOW
+    reading.how = HOW.format(trainer=reading.trainer)
     return reading
 
 
@@ -99,7 +99,7 @@ def _passed(line: str) -> str:
 
 
 def _task(path: Path, text: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    table, near = table_of("trl"), near_files(path)
+    near = near_files(path)
     return {
         "recorder": {
             f"{PACKAGE}.{name}": (FOLDER / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
@@ -113,9 +113,14 @@ def _task(path: Path, text: str, arguments: Sequence[str], environment: Mapping[
         "tables": dict(_tables(near)),
         "arguments": list(arguments),
         "environment": dict(environment),
-        "defaults": {**dict.fromkeys(table["others"].split()), **table["defaults"], "output_dir": "trainer_output"},
+        "defaults": {trainer.replace("Trainer", "Config"): _defaults(trainer) for trainer in (GRPO, *WITH_TEACHERS)},
         "answers": {},
     }
+
+
+def _defaults(trainer: str) -> dict[str, Any]:
+    table = table_of_trainer(trainer)
+    return {**dict.fromkeys(table["others"].split()), **table["defaults"], "output_dir": "trainer_output"}
 
 
 def _explored(task: dict[str, Any]) -> tuple[list[tuple[str, Configuration]], list[tuple[str, Any]]]:
@@ -139,7 +144,9 @@ def _explored(task: dict[str, Any]) -> tuple[list[tuple[str, Configuration]], li
             waiting += [(name, answers | {name: choice}) for choice in choices[1:] if name not in questions]
             questions.setdefault(name, (line, choices))
     if not readings:
-        raise NotRunError(Path(task["path"]), next(filter(None, failures), "it makes no GRPOTrainer"))
+        raise NotRunError(
+            Path(task["path"]), next(filter(None, failures), "it makes no trainer of TRL that outdo knows")
+        )
     return readings, [(question, questions[question]) for question, _ in waiting]
 
 

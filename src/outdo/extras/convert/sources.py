@@ -20,6 +20,7 @@ from outdo.extras.convert.reading import (
 )
 from outdo.extras.convert.recorded import recorded_script
 from outdo.extras.convert.shell import commands_of
+from outdo.extras.convert.trl_trainers import CALLED
 from outdo.extras.convert.words import flags, hydra_value
 from outdo.utils.errors import UserError
 from outdo.utils.text import dotted
@@ -149,7 +150,9 @@ def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
         first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
         return _over(recorded_script(path, words[first:], environment), _key_values(words[:first]))
     words, environment = _environment(words)
-    command, reading = _command(path, environment, _is_of_trl, "a training of TRL: a .py or `trl grpo`")
+    command, reading = _command(
+        path, environment, _is_of_trl, "a training of TRL: a .py, `trl grpo` or `trl distillation`"
+    )
     start = next(i for i, word in enumerate(command) if _is_program(word))
     launch, loose = flags(command[:start])
     rest = command[start + 1 :]
@@ -170,17 +173,18 @@ def read_trl(path: Path | None, words: Sequence[str]) -> Configuration:
 
 
 def _python_file(word: str, path: Path, reading: Configuration) -> Path | None:
-    """Return the script that a command names; None for `trl grpo`, and for one that is not here."""
-    if word == "grpo":
+    """Return the script that a command names; None for a command such as `trl grpo`, and for one that is not here."""
+    if word in CALLED:
+        reading.trainer = CALLED[word]
         return None
     file = next(filter(Path.is_file, [base / word for base in (Path.cwd(), path.parent)]), None)
     if file is None:
-        reading.missing.append(f"{unmarked(word)}: what this script gives to GRPOTrainer; it is not here")
+        reading.missing.append(f"{unmarked(word)}: what this script gives to its trainer; it is not here")
     return file
 
 
 def _is_program(word: str) -> bool:
-    return word == "grpo" or word.endswith(".py")
+    return word in CALLED or word.endswith(".py")
 
 
 def _is_of_trl(command: Sequence[str]) -> int:

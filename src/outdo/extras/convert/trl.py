@@ -1,4 +1,5 @@
-"""Convert the settings of TRL's `GRPOTrainer` into those of a recipe that trains with the same numbers."""
+"""Convert the settings of TRL's `GRPOTrainer`, or of a trainer with teachers, into a recipe that trains with the same
+numbers."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outdo.extras.convert.account import converted
+from outdo.extras.convert.account import NEEDED, converted
 from outdo.extras.convert.conversion import (
     NOT_COMPLETE,
     RESULTS_COUNT,
@@ -22,6 +23,9 @@ from outdo.extras.convert.conversion import (
 from outdo.extras.convert.reading import Configuration, data_source, reading_of
 from outdo.extras.convert.trl_objective import advantage, objective, reference
 from outdo.extras.convert.trl_rewards import put_rewards
+from outdo.extras.convert.trl_teachers import METHODS
+from outdo.extras.convert.trl_trainers import GRPO, NOT_HERE, table_of_trainer, trainer_of
+from outdo.utils.errors import UserError
 from outdo.utils.text import counted
 
 SCHEDULES = {
@@ -43,9 +47,9 @@ CHAT = (
 def convert_trl(
     settings: Configuration | Mapping[str, Any], *, processes: int = 1, rows: int | None = None
 ) -> Conversion:
-    """Return the recipe for settings of `GRPOConfig`, `ModelConfig` and `ScriptArguments`, by their names.
+    """Return the recipe for settings of a trainer's configuration, `ModelConfig` and `ScriptArguments`, by their names.
 
-    Further names are the arguments of `GRPOTrainer`, such as `reward_funcs` and `train_dataset`. `processes` is the
+    Further names are the arguments of the trainer, such as `reward_funcs` and `train_dataset`. `processes` is the
     number of processes that TRL is started with, `rows` the number of training questions, which turns epochs into
     steps.
     """
@@ -54,19 +58,40 @@ def convert_trl(
     if "scale_rewards" in reading.written:  # also true and false
         scale = str(reading.written["scale_rewards"]).lower()
         reading = replace(reading, written={**reading.written, "scale_rewards": scale})
-    rules = (partial(_batch, processes=processes), partial(_steps, rows=rows), partial(_held_out, rows=rows), *RULES)
-    return converted("TRL", reading, rules)
+    trainer = reading.trainer or trainer_of([*reading.written, *reading.unread])
+    if trainer in NOT_HERE:
+        raise UserError([f"{trainer}: {NOT_HERE[trainer]}"])
+    first = (
+        partial(_batch, processes=processes, trainer=trainer),
+        partial(_steps, rows=rows),
+        partial(_held_out, rows=rows),
+    )
+    if trainer == GRPO:
+        return converted("TRL", reading, (*first, *METHOD, *RULES))
+    if not reading.trainer:
+        reading.remarks.append(f"the trainer: {trainer}, which has these settings; nothing that was read names one")
+    needed = {name: what for name, what in NEEDED.items() if name != "rewards" or trainer == "SDPOTrainer"}
+    return converted(
+        "TRL",
+        reading,
+        (*first, *RULES, *METHODS[trainer]),
+        table=table_of_trainer(trainer),
+        shown=f"TRL's {trainer}",
+        needed={**needed, "teachers": "the model that the policy learns from"},
+    )
 
 
 # ----------------------------------------------------------------------------------------------- batch and its passes
 
 
-def _batch(c: Conversion, processes: int) -> None:
+def _batch(c: Conversion, processes: int, trainer: str) -> None:
     given = c.given
     in_parallel = given["per_device_train_batch_size"] * processes
     per_update = in_parallel * given["gradient_accumulation_steps"]
     per_generation = given["steps_per_generation"] or given["gradient_accumulation_steps"]
-    generated = given["generation_batch_size"] or in_parallel * per_generation
+    generated = in_parallel * per_generation
+    if trainer != "IWOPDTrainer":  # which counts questions by this name, as many as the other settings say
+        generated = given["generation_batch_size"] or generated
     group, passes = given["num_generations"], given["num_iterations"]
     if not all(isinstance(number, int) and number > 0 for number in (per_update, generated, group, passes)):
         c.mistakes.append("the settings of the batch: expected whole numbers above 0")
@@ -127,13 +152,21 @@ def _prompts(c: Conversion) -> None:
     for theirs, ours in {"system_prompt": "data.system", "dataset_prompt_column": "data.prompt"}.items():
         if given[theirs]:  # of open-r1
             c.settings[ours] = str(given[theirs])
-    if given["max_prompt_length"] is None:
+    longest = _longest_prompt(given)
+    if longest is None:
         c.settings["data.overlong"] = "refuse"
         c.remarks.append(
             "the length of prompts: TRL has no limit; outdo refuses those above data.max_prompt_tokens, 512 by default"
         )
     else:
-        c.settings["data.max_prompt_tokens"] = given["max_prompt_length"]
+        c.settings["data.max_prompt_tokens"] = longest
+
+
+def _longest_prompt(given: Given) -> int | None:
+    """Return the tokens of the longest prompt, also where a trainer limits a prompt with its answer; None: no limit."""
+    if given["max_prompt_length"] is not None or "max_length" not in given.defaults or given["max_length"] is None:
+        return given["max_prompt_length"]
+    return given["max_length"] - (given["max_completion_length"] or 0)
 
 
 ROWS = ("data.prompt", "data.system", "data.template", "data.limit", "eval.rows")
@@ -229,11 +262,11 @@ def _sampling(c: Conversion) -> None:
         c.settings["train.mask_truncated"] = True
     c.settings["sampling.top_k"] = max(0, given["top_k"] or 0)
     c.settings["sampling.min_p"] = float(given["min_p"] or 0.0)
-    longest = given["max_completion_length"]
-    if longest is None:
-        c.mistakes.append("max_completion_length: outdo needs the length of the longest answer")
+    name = "max_new_tokens" if "max_new_tokens" in given.defaults else "max_completion_length"
+    if given[name] is None:
+        c.mistakes.append(f"{name}: outdo needs the length of the longest answer")
     else:
-        c.settings["sampling.max_tokens"] = longest
+        c.settings["sampling.max_tokens"] = given[name]
     if given["repetition_penalty"] != 1:
         c.remark("repetition_penalty", "answers would not be drawn from the probabilities that are trained; left out")
 
@@ -311,10 +344,8 @@ def _tools(c: Conversion) -> None:
         c.remarks.append(f"get_soft_overlong_punishment: {RESULTS_COUNT}")
 
 
+METHOD: tuple[Rule, ...] = (objective, advantage, reference)
 RULES: tuple[Rule, ...] = (
-    objective,
-    advantage,
-    reference,
     _data,
     _rows_of_script,
     put_rewards,

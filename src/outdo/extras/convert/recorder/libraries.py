@@ -12,7 +12,7 @@ from outdo.extras.convert.words import flags
 
 
 class TrainingBeginsError(BaseException):
-    """`GRPOTrainer.train` was called: all that follows needs what it trains."""
+    """`train` of a trainer was called: all that follows needs what it trains."""
 
 
 def default_of(field: Any) -> Any:
@@ -22,7 +22,14 @@ def default_of(field: Any) -> Any:
 class SettingsType(type):
     """A class of settings that keeps which ones were given. A subclass may be a dataclass with more of them."""
 
-    defaults: Mapping[str, Any] = {}
+    tables: Mapping[str, Mapping[str, Any]] = {}
+    """The defaults of the settings of each configuration of a trainer, by the name of its class."""
+
+    @property
+    def defaults(cls) -> Mapping[str, Any]:
+        """The defaults of the settings that TRL itself has; `ModelConfig` and `ScriptArguments` share those of GRPO."""
+        names = [base.__name__ for base in cls.__mro__ if base.__name__ in SettingsType.tables]
+        return SettingsType.tables.get(names[0] if names else "GRPOConfig", {})
 
     def __call__(cls, *arguments: Any, **settings: Any) -> Any:
         made: Any = object.__new__(cls)
@@ -38,7 +45,7 @@ class SettingsType(type):
 
 
 class Settings(metaclass=SettingsType):
-    """The base of `GRPOConfig`, `ModelConfig` and `ScriptArguments`."""
+    """The base of `ModelConfig`, `ScriptArguments` and the configurations of trainers."""
 
     given: dict[str, Any]
     own: set[str]
@@ -59,12 +66,13 @@ class Settings(metaclass=SettingsType):
             raise AttributeError(name)
         if name in self.given:
             return self.given[name]
-        if name in SettingsType.defaults:
-            return SettingsType.defaults[name]
+        if name in type(self).defaults:
+            return type(self).defaults[name]
         return Unknown(Origin("text", f"{type(self).__name__}().{name}"))
 
 
-class GRPOConfig(Settings): ...
+class TrainerConfig(Settings):
+    """The base of the configurations of trainers, such as `GRPOConfig`."""
 
 
 class ModelConfig(Settings): ...
@@ -73,16 +81,14 @@ class ModelConfig(Settings): ...
 class ScriptArguments(Settings): ...
 
 
-POSITIONAL = "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes callbacks "
-POSITIONAL = (POSITIONAL + "optimizers quantization_config peft_config tools rollout_func environment_factory").split()
-"""The arguments of `GRPOTrainer` in their order."""
-
-
-class GRPOTrainer:
+class Trainer:
     """Keeps how it was made. A subclass may say more."""
 
+    positional = ""
+    """The arguments of the class in their order."""
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        named = dict(zip(POSITIONAL, arguments, strict=False)) | keywords
+        named = dict(zip(self.positional.split(), arguments, strict=False)) | keywords
         RUN.trainers.append((self, named, line()))
         vars(self).update(named)
         if isinstance(named.get("model"), str):  # which TRL loads
@@ -106,8 +112,39 @@ class GRPOTrainer:
         raise TrainingBeginsError
 
 
-OF_TRAINER = frozenset(vars(GRPOTrainer))
+OF_TRAINER = frozenset(vars(Trainer))
 """What the class has of itself: a script may set more."""
+
+OF_TEACHERS = "model teacher_model args data_collator train_dataset eval_dataset processing_class compute_metrics "
+OF_TEACHERS += "callbacks optimizers preprocess_logits_for_metrics peft_config"
+POSITIONAL = {
+    "GRPO": "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes callbacks "
+    "optimizers quantization_config peft_config tools rollout_func environment_factory",
+    "Distillation": "model teacher_model args train_dataset eval_dataset processing_class callbacks optimizers "
+    "quantization_config peft_config tools",
+    "GKD": f"{OF_TEACHERS} formatting_func",
+    "SDFT": "model args train_dataset eval_dataset processing_class callbacks optimizers peft_config",
+    "SDPO": "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes callbacks "
+    "optimizers peft_config",
+    "IWOPD": OF_TEACHERS,
+    "GOLD": "",
+    "ServerDistillation": "",
+    "AsyncDistillation": "",
+}
+"""The trainers that are recorded, by the names before `Trainer` and `Config`, and the arguments of each."""
+
+TRAINERS: dict[str, Any] = {
+    name: type(name, (Trainer,), {"positional": arguments})
+    for name, arguments in ((f"{name}Trainer", arguments) for name, arguments in POSITIONAL.items())
+}
+CONFIGURATIONS: dict[str, Any] = {
+    name: SettingsType(name, (TrainerConfig,), {}) for name in (f"{name}Config" for name in POSITIONAL)
+}
+
+
+def trainer_of(kind: type) -> type:
+    """Return the class of TRL that a class is, or is derived from."""
+    return next(base for base in kind.__mro__ if base in TRAINERS.values())
 
 
 # ------------------------------------------------------------------------------------------- the script's own arguments
@@ -165,7 +202,7 @@ def _has_field(kind: Any, name: str) -> bool:
 
 
 def _takes_all(kind: Any, name: str, claimed: set[str]) -> bool:
-    return issubclass(kind, GRPOConfig) and name not in claimed
+    return issubclass(kind, TrainerConfig) and name not in claimed
 
 
 FIELDS = {
@@ -175,7 +212,7 @@ FIELDS = {
     ScriptArguments: "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming "
     "ignore_bias_buffers reward_model_name_or_path reward_funcs datasets",
 }
-"""The fields of TRL's classes beside `GRPOConfig`, which has all others."""
+"""The fields of TRL's classes beside the configuration of the trainer, which has all others."""
 
 
 def load_table(file: Any, *_: Any, **__: Any) -> Any:
@@ -203,8 +240,8 @@ def cli(kind: Any, *_: Any, **__: Any) -> Any:
 
 RECORDED: dict[str, dict[str, Any]] = {
     "trl": {
-        "GRPOConfig": GRPOConfig,
-        "GRPOTrainer": GRPOTrainer,
+        **CONFIGURATIONS,
+        **TRAINERS,
         "ModelConfig": ModelConfig,
         "ScriptArguments": ScriptArguments,
         "GRPOScriptArguments": ScriptArguments,

@@ -1,4 +1,4 @@
-"""Run a script up to `GRPOTrainer.train`, and say what the trainer asks for that it made."""
+"""Run a script up to `train` of its trainer, and say what the trainer asks for that it made."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ def main(task: Mapping[str, Any]) -> None:
     output = sys.stdout
     sys.stdout = open("/dev/null", "w")  # noqa: SIM115  (open until the process ends)
     RUN.answers.update(task["answers"])
-    MissingModule.recorded, SettingsType.defaults = RECORDED, task["defaults"]
+    MissingModule.recorded, SettingsType.tables = RECORDED, task["defaults"]
     TABLES.update({task["files"][path]: table for path, table in task["tables"].items()})
     surround(task)
     script = ModuleType("__main__")

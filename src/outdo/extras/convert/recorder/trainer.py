@@ -1,4 +1,4 @@
-"""What a `GRPOTrainer` of a script says: its model, adapter, settings, rewards and rows, by the names of TRL."""
+"""What the trainer of a script says: its model, adapter, settings, rewards and rows, by the names of TRL."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from typing import Any
 
 from outdo.extras.convert.reading import Configuration
 from outdo.extras.convert.recorder.functions import put_functions
-from outdo.extras.convert.recorder.libraries import OF_TRAINER, GRPOConfig, GRPOTrainer, Settings
+from outdo.extras.convert.recorder.libraries import OF_TRAINER, Settings, Trainer, TrainerConfig, trainer_of
 from outdo.extras.convert.recorder.rows import put_rows
 from outdo.extras.convert.recorder.source import Sources
 from outdo.extras.convert.recorder.unknown import (
@@ -75,7 +75,7 @@ INSTEAD = {
     "optimizers": "set optim.lr, optim.algorithm and optim.schedule",
     "callbacks": "a hook of the recipe may do the same, see docs/trackers.md",
 }
-"""Arguments of `GRPOTrainer` that are objects, and what a recipe has instead."""
+"""Arguments of a trainer that are objects, and what a recipe has instead."""
 NOT_OF_LORA = ("use_gradient_checkpointing", "random_state", "max_seq_length", "adapter_name")
 
 
@@ -83,6 +83,7 @@ def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
     """Return what the first trainer of a run says. Each of its arguments is written, or unread, or in a remark."""
     trainer, arguments, line = RUN.trainers[0]
     reading, given, tree = Configuration(), dict(arguments), ast.parse(task["text"])
+    reading.trainer = trainer_of(type(trainer)).__name__
     _put_surroundings(reading, type(trainer), line, tree)
     _put_later_changes(reading, trainer)
     _put_config(reading, given.pop("args", None))
@@ -94,7 +95,8 @@ def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
         reading.unread["model_name_or_path"] = f"what {other} trains at line {line}; name the model that it saves"
     _put_adapter(reading, given.pop("peft_config", None))
     if (quantised := given.pop("quantization_config", None)) is not None:
-        _put_model_arguments(reading, {"quantization_config": quantised}, "GRPOTrainer")
+        _put_model_arguments(reading, {"quantization_config": quantised}, reading.trainer)
+    _put_teacher(reading, given.pop("teacher_model", None))
     sources = Sources(path=task["path"], folder=task["folder"], text=task["text"], tree=tree, modules=task["modules"])
     put_rows(reading, given.pop("train_dataset", None), given.pop("eval_dataset", None), sources)
     functions = {name: given.pop(name, None) for name in ("reward_funcs", "tools", "environment_factory")}
@@ -112,9 +114,9 @@ def reading_of_trainer(task: Mapping[str, Any]) -> Configuration:
 
 def _put_surroundings(reading: Configuration, kind: type, line: int, tree: ast.Module) -> None:
     """Put what is special about the trainer: a subclass of the script, one of several."""
-    classes = kind.__mro__[: kind.__mro__.index(GRPOTrainer)]
+    classes = kind.__mro__[: kind.__mro__.index(trainer_of(kind))]
     methods = {name for cls in classes for name, of in vars(cls).items() if inspect.isfunction(of)}
-    if methods := sorted(methods | {*vars(GRPOTrainer)} - OF_TRAINER):
+    if methods := sorted(methods | {*vars(Trainer), *vars(trainer_of(kind))} - OF_TRAINER):
         overridden = ", ".join(methods)
         reading.missing.append(
             f"{kind.__name__}: the script's own trainer, with its own {overridden}; see docs/pieces.md"
@@ -128,7 +130,7 @@ def _put_surroundings(reading: Configuration, kind: type, line: int, tree: ast.M
         reading.remarks.append(f"the script makes trainers in lines {lines}; the recipe has that of line {line}")
 
 
-def _put_later_changes(reading: Configuration, trainer: GRPOTrainer) -> None:
+def _put_later_changes(reading: Configuration, trainer: Trainer) -> None:
     """Put what the script does to a trainer after it has made it."""
     for line, how in vars(trainer).get("effects", []):
         reading.missing.append(f"line {line}: what the script sets in the trainer ({how})")
@@ -151,14 +153,15 @@ def _put(reading: Configuration, name: str, value: Any) -> None:
 def _put_config(reading: Configuration, config: Any) -> None:
     if config is None:
         return
-    if not isinstance(config, GRPOConfig):
-        reading.missing.append(f"args = {shown(config)}: the settings of GRPOConfig")
+    of_trainer = reading.trainer.replace("Trainer", "Config")
+    if not isinstance(config, TrainerConfig):
+        reading.missing.append(f"args = {shown(config)}: the settings of {of_trainer}")
         return
     for name, value in config.settings().items():
         if name == "model_init_kwargs" and isinstance(value, Mapping):
             _put_model_arguments(reading, value, name)
         elif name.startswith("**"):
-            reading.missing.append(f"{name[2:]}: settings of GRPOConfig")
+            reading.missing.append(f"{name[2:]}: settings of {of_trainer}")
         else:
             _put(reading, name, value)
 
@@ -223,6 +226,22 @@ def _put_wrapped(reading: Configuration, call: Any) -> None:
         reading.remarks.append(f"{chosen} of get_peft_model: Unsloth chooses layers by them; see train.adapter.targets")
     defaults = UNSLOTH if shown(origin_of(call).of).startswith("unsloth") else {}
     _put_lora(reading, defaults | {name: value for name, value in given.items() if name not in NOT_OF_LORA})
+
+
+def _put_teacher(reading: Configuration, teacher: Any) -> None:
+    """Put the name of the model that teaches, over that in the settings: the trainer takes its argument alone."""
+    if teacher is None:
+        return
+    of_teacher = Configuration()
+    _put_model(of_teacher, teacher)
+    for here in (reading.written, reading.unread):
+        here.pop("teacher_model_name_or_path", None)
+    for part, whole in ((of_teacher.written, reading.written), (of_teacher.unread, reading.unread)):
+        if "model_name_or_path" in part:
+            whole["teacher_model_name_or_path"] = part.pop("model_name_or_path")
+    others = [f"{name} = {value}" for name, value in of_teacher.written.items()] + of_teacher.remarks
+    reading.remarks += [f"the teacher: {other}" for other in others]
+    reading.missing += [f"the teacher: {sentence}" for sentence in of_teacher.missing]
 
 
 def _put_trained_adapter(reading: Configuration, call: Any) -> None:
