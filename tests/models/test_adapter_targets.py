@@ -7,7 +7,7 @@ import torch
 from peft import PeftModel
 from torch import nn
 
-from benchmarks.families import small
+from benchmarks.family_models import small
 from outdo.models.adapter import adapter_config, attach, attach_saved, save_adapter, trained_weights
 from outdo.models.adapter_targets import left_out_note
 from outdo.models.inspect_folder import inspect_folder
