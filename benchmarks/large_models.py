@@ -60,6 +60,7 @@ class Shape:
             kv_heads=self.kv_heads,
             head_dim=head_dim,
             vocab_size=self.vocabulary,
+            kv_numbers=2 * self.layers * kv,
             max_positions=32_768,
         )
 

@@ -1,7 +1,9 @@
 """What the configuration of a model says about its sizes, whatever the names are in its architecture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from outdo.models.kept_numbers import of_latent_keys, sizes_of_layers
 
 SIZES = {  # fact: the names it has in the config.json of various architectures
     "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim"),
@@ -21,12 +23,6 @@ SIZES = {  # fact: the names it has in the config.json of various architectures
     ),
 }
 
-GROUPS = ("n_groups", "mamba_n_groups", "mamba_ngroups")
-"""Names of the number of groups of heads that read one key in a Mamba 2 layer."""
-
-BOTH = "hybrid"
-"""The kind of a layer that has attention and a Mamba 2 layer."""
-
 
 def sizes_of(config: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Return the sizes of a model by the names of `ModelFacts`; those of the heads follow from others by default.
@@ -36,85 +32,10 @@ def sizes_of(config: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     size: dict[str, Any] = {fact: _size(config, names, problems) for fact, names in SIZES.items()}
     heads = size["heads"]
     if heads and size["hidden_size"]:
-        size["head_dim"] = size["head_dim"] or size["hidden_size"] // heads
+        size["head_dim"] = of_latent_keys(config) or size["head_dim"] or size["hidden_size"] // heads
     size["max_positions"] = unchanged_positions(config) or size["max_positions"]
     size["kv_heads"] = size["kv_heads"] or heads
-    return size | _sizes_of_layers(config, size["layers"])
-
-
-def _sizes_of_layers(config: Mapping[str, Any], layers: int | None) -> dict[str, int | None]:
-    """Return how many of the layers keep keys and values, and what the others keep."""
-    if not (kinds := _layer_kinds(config, layers or 0)):
-        return {"attention_layers": layers, "state_numbers": 0}
-    attending = [kind for kind in kinds if ("attention" in kind and "linear" not in kind) or kind == BOTH]
-    return {
-        "layers": layers or len(kinds),  # Nemotron-H names the kinds alone
-        "attention_layers": len(attending),
-        "state_numbers": sum(_state_numbers(config, kind) for kind in kinds),
-    }
-
-
-def _layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
-    """Return the kind of each layer, such as full_attention, linear_attention, conv or mamba; empty: all attend."""
-    kinds = config.get("layer_types") or config.get("layers_block_type")
-    if isinstance(kinds, list):
-        return [kind for kind in kinds if isinstance(kind, str)]
-    if attending := _attending_layers(config, layers):
-        indices, other = attending
-        return ["attention" if index in indices else other for index in range(layers)]
-    if "mamba_d_ssm" in config:  # Falcon-H1
-        return [BOTH] * layers
-    return ["mamba"] * layers if config.get("model_type") == "mamba2" else []
-
-
-def _attending_layers(config: Mapping[str, Any], layers: int) -> tuple[Sequence[int], str] | None:
-    """Return the indices of the layers that attend, and the kind of the others, where the former alone are named."""
-    indices, group = config.get("attn_layer_indices"), config.get("layer_group_size")
-    numbers = _linear_attention(config).get("full_attn_layers")
-    if isinstance(indices, list):  # Bamba
-        return indices, "mamba"
-    if isinstance(numbers, list):  # Kimi Linear, as it is published
-        return [number - 1 for number in numbers], "linear_attention"
-    if isinstance(group, int) and group > 0:  # Ling 3.0, as it is published
-        return range(group - 1, layers, group), "linear_attention"
-    return None
-
-
-def _linear_attention(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration, with what Kimi Linear, as it is published, has in one of its own for linear layers."""
-    inner = config.get("linear_attn_config")
-    return {**config, **inner} if isinstance(inner, Mapping) else config
-
-
-def _state_numbers(config: Mapping[str, Any], kind: str) -> int:
-    """Return how many numbers a layer of a kind keeps of a sequence, beside keys and values; 0 of an unknown layer.
-
-    That is what `outdo.models.fast` keeps: the last inputs of a convolution, and a matrix in each head.
-    """
-
-    def size(*names: str) -> int:
-        return next((value for name in names if isinstance(value := linear.get(name), int)), 0)
-
-    linear = _linear_attention(config)
-
-    if kind == "conv":  # LFM2
-        return (size("conv_L_cache") - 1) * size("hidden_size")
-    if kind == "linear_attention" and "linear_num_value_heads" in config:  # a gated delta net
-        keys, heads = size("linear_num_key_heads"), size("linear_num_value_heads")
-        of_key, of_value = size("linear_key_head_dim"), size("linear_value_head_dim")
-        before = max(0, size("linear_conv_kernel_dim") - 1)
-        return heads * of_key * of_value + before * (2 * keys * of_key + heads * of_value)
-    if kind == "linear_attention" and linear.keys() & {"linear_num_heads", "short_conv_kernel_size"}:  # Kimi's
-        width = size("linear_head_dim", "head_dim")
-        before = max(0, size("linear_conv_kernel_dim", "short_conv_kernel_size") - 1)
-        return size("linear_num_heads", "num_heads", "num_attention_heads") * width * (width + 3 * before)
-    if kind in ("mamba", "linear_attention", BOTH):
-        heads = size("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads")
-        of_head = size("mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim")
-        state, groups = size("ssm_state_size", "mamba_d_state", "state_size"), size(*GROUPS)
-        before = max(0, size("conv_kernel", "mamba_d_conv") - 1)
-        return heads * of_head * state + before * (heads * of_head + 2 * groups * state)
-    return 0
+    return size | sizes_of_layers(config, size)
 
 
 def unchanged_positions(config: Mapping[str, Any]) -> int | None:

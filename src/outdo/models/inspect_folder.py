@@ -80,6 +80,7 @@ class ModelFacts:
     kv_heads: int | None  # attention heads of keys and values
     head_dim: int | None
     vocab_size: int | None  # rows of the embedding
+    kv_numbers: int | None  # keys and values that all layers keep of one token
     max_positions: int | None  # longest sequence, in tokens; None: unlimited, as in state-space models
     state_numbers: int = 0  # what the other layers keep of a sequence, however long it is
     normed_heads: bool = False  # whether attention normalises its queries and keys

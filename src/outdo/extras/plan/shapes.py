@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
+from outdo.models.kept_numbers import of_latent_keys
 from outdo.run.check.cost import share_in_layers
 from outdo.utils.errors import ModelError, UserError, did_you_mean
 
@@ -73,6 +74,7 @@ class Shape:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             vocab_size=self.vocab,
+            kv_numbers=2 * self.attention * self.kv_heads * self.head_dim,
             max_positions=None,
         )
 
@@ -155,6 +157,7 @@ def _of_folder(model: str) -> tuple[Shape, list[str]]:
         "head_dim": facts.head_dim,
         "kv_heads": facts.kv_heads,
         "vocab": facts.vocab_size,
+        **_cached(facts),
     }
     missing = [name for name, value in sizes.items() if value is None]
     if missing:
@@ -168,10 +171,25 @@ def _of_folder(model: str) -> tuple[Shape, list[str]]:
     return _shape(facts.name, sizes | mixture), []
 
 
+def _cached(facts: ModelFacts) -> dict[str, int | None]:
+    """Return the numbers of keys and values of one token in one attention layer of an engine, and their heads.
+
+    An engine keeps the latent vector of which a layer computes them, and what is rotated, whole on each device.
+    """
+    config = _text_config(facts)
+    if of_latent_keys(config):
+        return {"cached": config["kv_lora_rank"] + config["qk_rope_head_dim"], "kv_heads": 1}
+    return {"cached": facts.kv_numbers and facts.kv_numbers // (facts.attention_layers or 1)}
+
+
+def _text_config(facts: ModelFacts) -> dict[str, Any]:
+    config = json.loads((facts.folder / "config.json").read_text(encoding="utf-8")) if facts.folder else {}
+    return config | config.get("text_config", {})  # of a model that reads images as well
+
+
 def _experts(facts: ModelFacts) -> tuple[int, int, int]:
     """Return the experts of a layer, those that compute one token, and the weights of all experts."""
-    config = json.loads((facts.folder / "config.json").read_text(encoding="utf-8")) if facts.folder else {}
-    config |= config.get("text_config", {})  # of a model that reads images as well
+    config = _text_config(facts)
     experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
     per_token, width = config.get("num_experts_per_tok") or experts, config.get("moe_intermediate_size")
     width = width or config.get("intermediate_size") or 0

@@ -64,8 +64,8 @@ def kv_cache(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> int
     """
     block = CPU_BLOCK if on_cpu(recipe) else ACCELERATOR_BLOCK
     tokens = -(-lengths.longest // block) * block
-    rows, attending = _rows(recipe, lengths), facts.attention_layers
-    keys_values = _product(2 * FLOAT32 * rows * tokens, attending, facts.kv_heads, facts.head_dim)
+    rows = _rows(recipe, lengths)
+    keys_values = _product(FLOAT32 * rows * tokens, facts.kv_numbers)
     return None if keys_values is None else keys_values + FLOAT32 * rows * facts.state_numbers
 
 
@@ -109,11 +109,12 @@ def activations(facts: ModelFacts, recipe: Recipe, lengths: SequenceLengths) -> 
     micro, hidden, layers = largest_micro_batch(lengths, recipe), facts.hidden_size, facts.layers
     if micro is None or hidden is None or layers is None:
         return None
-    keys_values = 2 * (facts.kv_heads or 0) * (facts.head_dim or 0)
-    of_layer = micro.tokens * numbers_of_layer(facts, hidden, layers) + micro.repeated * keys_values
-    again = recipe.train.gradient_checkpointing
-    numbers = micro.tokens * layers * hidden + of_layer if again else layers * of_layer
-    return FLOAT32 * numbers
+    of_layer = micro.tokens * numbers_of_layer(facts, hidden, layers)
+    keys_values = micro.repeated * (facts.kv_numbers or 0)
+    if recipe.train.gradient_checkpointing:
+        of_one = of_layer + keys_values // (facts.attention_layers or 1)
+        return FLOAT32 * (micro.tokens * layers * hidden + of_one)
+    return FLOAT32 * (layers * of_layer + keys_values)
 
 
 def numbers_of_layer(facts: ModelFacts, hidden: int, layers: int) -> int:
