@@ -49,6 +49,21 @@ def test_the_places_of_a_hint_are_filled():
     assert hinted("{prompt} {feedback}") == [None, "2+2? tokens [11, 12]", None]
 
 
+def test_answers_that_repeat_the_hints_own_words_are_counted():
+    def share(hint: str, *texts: str, question: Any = "2+2?") -> dict[str, float]:
+        answers = tuple(rollout(2, 1.0, text=text) for text in texts)
+        hints = Hints(hint, lambda prompt, text: (), lambda token_ids: "")
+        return hints.metrics([replace(group(question), rollouts=answers)])
+
+    hint, name = "{prompt}\nThe right answer is {answer}.", "teacher/repeats_hint_ratio"
+    assert share(hint, "The RIGHT answer: 4", "The answer is 4", "right, the answer is", "It is 4") == {name: 0.25}
+    asked = [{"role": "user", "content": "What is the right answer?"}]
+    assert share(hint, "the right answer", "right answer is 4", question=asked) == {name: 0.5}
+    assert share("{prompt} {answer} or so", "so 4 or so") == {}  # no three words of its own follow each other
+    assert share("{prompt} it is {answer} I think so", "it is 4 I think so") == {name: 1.0}
+    assert share(hint) == {}
+
+
 def test_an_answer_whose_places_cannot_be_filled_has_no_hint():
     alone = group()
     one_right = replace(alone, rollouts=(alone.rollouts[0], alone.rollouts[1]))

@@ -4,11 +4,13 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from toys import rollout
 
 from outdo.extras.episodes.episode import COUNTS
 from outdo.run.metrics.metrics import step_metrics
-from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step
+from outdo.run.metrics.teachers import teacher_metrics
+from outdo.types import Batch, FinishReason, Group, Prompt, Rollout, Sampled, Step, Update
 
 
 def group(*rollouts: Rollout, baseline: float | None = None) -> Group:
@@ -109,3 +111,31 @@ def test_episodes_without_a_turn_left_are_counted() -> None:
     found = metrics(group(by_itself, replace(by_itself, finish_reason=FinishReason.turns)))
     assert found["completions/turns_ratio"] == 0.5
     assert "completions/turns_ratio" not in metrics(group(rollout(2, 1.0)))
+
+
+# ------------------------------------------------------------------------------------------------------------ teachers
+
+
+def liking(*answers: tuple[bool | None, list[float]]) -> float | None:
+    """`teacher/right_minus_wrong` of one question, from the verdict of each answer and δ of its tokens."""
+    one = group(*[rollout(len(deltas), float(right or 0), right=right) for right, deltas in answers])
+    batch = Batch.from_groups([one])
+    old, teacher = torch.zeros(batch.loss_mask.shape), torch.zeros(batch.loss_mask.shape)
+    teacher[batch.loss_mask] = torch.tensor([delta for _, deltas in answers for delta in deltas])
+    weights = {"teacher": torch.ones(len(batch))}
+    batch = batch.with_(old_logprobs=old, teacher_logprobs=teacher, teacher_weights=weights)
+    update = Update(metrics={}, tokens={"logprobs": old})
+    return teacher_metrics(Step(index=1, sampled=Sampled(groups=[one]), batch=batch, updates=[update]))[
+        "teacher/right_minus_wrong"
+    ]
+
+
+def test_a_teacher_likes_right_answers_more_if_their_tokens_are_more_probable_to_it() -> None:
+    assert liking((True, [0.5, 0.5]), (False, [-0.5, -0.5])) == pytest.approx(2.0)
+    assert liking((True, [-1.0]), (True, [0.0]), (False, [0.5])) == pytest.approx(-1.0)
+    assert liking((True, [0.5]), (True, [0.2])) is None
+    assert liking((True, [0.5]), (None, [0.2])) is None
+
+
+def test_a_teacher_does_not_like_an_answer_less_because_it_is_longer() -> None:
+    assert liking((True, [-0.3] * 40), (False, [-0.3] * 4)) == pytest.approx(0.0, abs=1e-5)

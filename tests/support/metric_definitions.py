@@ -378,12 +378,38 @@ def of_tokens(case: Case) -> Numbers:
         numbers["teacher/taught_ratio"] = len(taught) / len(case.tokens)
         numbers["teacher/gap"] = mean(each.old - each.teacher for each in taught)
         numbers["teacher/divergence"] = mean(each.teacher_divergence for each in taught)
+        numbers |= of_openings(taught) | of_right_answers(case, taught)
     if case.method.cap is not None:
         factors = [
             min(case.method.cap, math.exp((e.now if case.method.bypass else e.old) - e.engine)) for e in case.tokens
         ]
         numbers["sampling/corrected"] = share(abs(factor - 1) > 0.01 for factor in factors)
     return numbers
+
+
+def of_openings(taught: list[Token]) -> Numbers:
+    """Of each answer the first eight tokens, and the others."""
+    seen: Counter[int] = Counter()
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    for token in taught:
+        gaps[seen[token.row] < 8].append(token.old - token.teacher)
+        seen[token.row] += 1
+    found = {"teacher/opening_gap": mean(gaps[True]), "teacher/later_gap": mean(gaps[False])}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def of_right_answers(case: Case, taught: list[Token]) -> Numbers:
+    found = []
+    for group in {token.group for token in taught}:
+        tokens = [token for token in taught if token.group == group]
+        middle = fmean(token.teacher - token.old for token in tokens)
+        sums: dict[Any, list[float]] = {True: [], False: [], None: []}
+        for row in {token.row for token in tokens}:
+            deltas = [token.teacher - token.old - middle for token in tokens if token.row == row]
+            sums[case.rollouts[row].right].append(sum(deltas))
+        if sums[True] and sums[False]:
+            found.append(fmean(sums[True]) - fmean(sums[False]))
+    return {"teacher/right_minus_wrong": fmean(found)} if found else {}
 
 
 def clipped(case: Case) -> Numbers:

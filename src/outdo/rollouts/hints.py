@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outdo.types import Group, Prompt, Rollout, Sampled
-from outdo.utils.hints import ANSWER, FEEDBACK, PROMPT, RIGHT, filled
+from outdo.utils.hints import ANSWER, FEEDBACK, PROMPT, RIGHT, filled, in_a_row, phrases
 
 Encode = Callable[[Prompt, Any], tuple[int, ...]]
 """Return the token ids of a prompt with another text: a string, or chat messages."""
@@ -25,9 +25,24 @@ class Hints:
     longest: int | None = None  # tokens that the model can read; None: any number
 
     def written(self, rollouts: Iterable[tuple[int, Sampled]]) -> Iterator[tuple[int, Sampled]]:
-        """Yield the groups of each step with their hints."""
+        """Yield the groups of each step with their hints, and the share of the answers that repeat the hint's text."""
         for step, sampled in rollouts:
-            yield step, replace(sampled, groups=tuple(map(self.of_group, sampled.groups)))
+            metrics = {**sampled.metrics, **self.metrics(sampled.groups)}
+            yield step, replace(sampled, groups=tuple(map(self.of_group, sampled.groups)), metrics=metrics)
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the share of the answers with three words in a row of the hint's text that the question does not have.
+
+        What fills the places of the hint does not count: a right answer may well have words of the reference answer.
+        Empty if the hint has no such words, or without answers.
+        """
+        of_hint = phrases(self.hint)
+        repeats = [
+            bool(in_a_row(rollout.text) & (of_hint - in_a_row(last_text(group.prompt.text))))
+            for group in groups
+            for rollout in group.rollouts
+        ]
+        return {"teacher/repeats_hint_ratio": sum(repeats) / len(repeats)} if of_hint and repeats else {}
 
     def of_group(self, group: Group) -> Group:
         """Return the group with the hint of each rollout."""

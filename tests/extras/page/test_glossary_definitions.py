@@ -35,6 +35,7 @@ from outdo.models.reference import frozen
 from outdo.models.scorer import BatchSizes
 from outdo.models.teacher import Teacher
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
+from outdo.rollouts.hints import Hints
 from outdo.run.evaluation.evaluation import Evaluation
 from outdo.run.metrics.metrics import step_metrics
 from outdo.run.metrics.mismatch import correction_metrics
@@ -254,6 +255,18 @@ EPISODES = [
 ]
 
 
+LONG = Group(
+    prompt=prompt(7),
+    baseline=0.5,
+    rollouts=(
+        answer(tuple(range(20, 32)), 1.0, "a long answer", right=True),
+        answer((5,), 0.0, "no", right=False),
+        answer(tuple(range(30, 41)), 0.0, "a wrong one", right=False),
+    ),
+)
+"""Answers with more tokens than an opening has."""
+
+
 def with_hints(group: Group) -> Group:
     """The group with a hint for every second answer."""
     hints = [None if place % 2 else (7, 8, 9) for place in range(len(group.rollouts))]
@@ -325,7 +338,7 @@ SCENARIOS = {
     "critic": Scenario(objective=presets.ppo(), advantage=gae, method=Method(**CLIP), passes=2),
     "teacher": Scenario(
         objective=replace(ALL, correction=None, teacher_beta=0.5, teacher_divergence=forward_kl(top=5)),
-        groups=[with_hints(group) for group in ANSWERS],
+        groups=[with_hints(group) for group in (*ANSWERS, LONG)],
         method=Method(**CLIP, beta=0.1, eta=0.05, teacher_beta=0.5),
         passes=2,
         minibatches=2,
@@ -479,10 +492,25 @@ def evaluated() -> tuple[Numbers, Numbers]:
     return found, {f"eval/{kind}{name}": value for kind in ("sampled", "greedy") for name, value in expected.items()}
 
 
+def repeating_the_hint() -> tuple[Numbers, Numbers]:
+    """The hint says "it is four", and so do some answers; one question says it itself."""
+    hint = "{prompt}\nSay: it is four! {answer} is it."
+    asked = replace(ANSWERS[3], prompt=replace(ANSWERS[3].prompt, text="Why do you say it is four?"))
+    groups = [ANSWERS[0], ANSWERS[1], asked]
+    spoken = [[word for word in words(each.text) if word.isalnum()] for group in groups for each in group.rollouts]
+    owners = [group is asked for group in groups for _ in group.rollouts]
+    texts = [(" ".join(each), said_before) for each, said_before in zip(spoken, owners, strict=True)]
+    expected = sum("it is four" in text and not said_before for text, said_before in texts) / len(texts)
+    assert 0 < expected < 1
+    hints = Hints(hint, lambda prompt, text: (1,), lambda token_ids: "")
+    return hints.metrics(groups), {"teacher/repeats_hint_ratio": expected}
+
+
 OTHERS: dict[str, Callable[[], tuple[Numbers, Numbers]]] = {
     "transfer": transferred,
     "dynamic sampling": sampled_dynamically,
     "evaluation": evaluated,
+    "hints": repeating_the_hint,
 }
 
 

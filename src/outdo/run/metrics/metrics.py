@@ -10,15 +10,14 @@ not count what its `delta` clips. TRL's `num_tokens` adds up over the run, with 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from outdo.algorithms.advantages.signal import rewards_differ, signal_of
-from outdo.algorithms.objectives.base import TEACHER_DIVERGENCE
 from outdo.algorithms.objectives.divergences import k3
 from outdo.algorithms.progress import target_metrics
 from outdo.run.metrics.across_questions import across_question_metrics
 from outdo.run.metrics.mismatch import mismatch_metrics
+from outdo.run.metrics.teachers import teacher_metrics
 from outdo.run.metrics.within_groups import within_group_metrics
 from outdo.types import Batch, FinishReason, Group, Rollout, Step
 
@@ -175,25 +174,10 @@ def _token_metrics(step: Step) -> dict[str, float | None]:
     }
     if batch.ref_logprobs is not None:
         metrics["kl"] = _mean(k3(tokens["logprobs"], batch.ref_logprobs)[mask] * tokens["log_ratio"][mask].exp())
-    metrics |= _teacher_metrics(step)
+    if batch.teacher_logprobs is not None:
+        metrics |= teacher_metrics(step)
     if batch.targets is not None:
         metrics |= target_metrics(batch, tokens["logprobs"])
-    return metrics
-
-
-def _teacher_metrics(step: Step) -> dict[str, float | None]:
-    """Return what the teachers say of the trained tokens that they teach; empty without teachers."""
-    batch, update = step.batch, step.update
-    if batch.teacher_logprobs is None or update is None:
-        return {}
-    taught = batch.loss_mask & torch.stack([*batch.teacher_weights.values()]).any(0)[:, None]
-    old = update.tokens["logprobs"] if batch.old_logprobs is None else batch.old_logprobs
-    metrics = {
-        "teacher/taught_ratio": float(taught.sum()) / float(batch.loss_mask.sum()),
-        "teacher/gap": _mean((old - batch.teacher_logprobs)[taught]),
-    }
-    if TEACHER_DIVERGENCE in update.tokens:
-        metrics["teacher/divergence"] = _mean(update.tokens[TEACHER_DIVERGENCE][taught])
     return metrics
 
 
