@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outdo.config.file import RecipeError, load
-from outdo.extras.convert.account import same_setting, table_of
+from outdo.extras.convert.account import converted, same_setting, table_of
 from outdo.extras.convert.conversion import Conversion
 from outdo.extras.convert.openrlhf import convert_openrlhf
 from outdo.extras.convert.trl import convert_trl
@@ -123,3 +123,14 @@ def loads(conversion: Conversion, path: Path) -> bool:
     except RecipeError:  # an odd value may be no value of outdo's
         return False
     return True
+
+
+def test_each_of_two_settings_without_effect_is_said():
+    def reads_both(conversion):
+        conversion.settings["steps"] = 1 + 0 * (conversion.given["seed"] + conversion.given["beta"])
+
+    conversion = converted("TRL", {"seed": 1, "beta": 0.5}, (reads_both,))
+    assert conversion.remarks == [
+        "seed = 1: changes nothing beside the other settings",
+        "beta = 0.5: changes nothing beside the other settings",
+    ]

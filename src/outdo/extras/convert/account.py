@@ -169,7 +169,7 @@ def _count_what_rules_read(conversion: Conversion, source: Library, written: Map
 
     Those stay left out, so that of two settings, each without effect beside the other, one is counted.
     """
-    remaining = dict(written)
+    remaining, remarks = dict(written), [*conversion.remarks]
     for name in [name for name in written if name in conversion.given.read]:
         if not conversion.given.changed(name) or written[name] == source.usual(name):
             conversion.account[name] = "remark" if name in conversion.reported else "default"
@@ -180,7 +180,7 @@ def _count_what_rules_read(conversion: Conversion, source: Library, written: Map
             conversion.account[name] = "recipe"
             continue
         conversion.account[name] = "remark"
-        if without.remarks == conversion.remarks and name not in conversion.reported:
+        if without.remarks == remarks and name not in conversion.reported:
             remaining = others
             _report_without_effect(conversion, source, name)
 
