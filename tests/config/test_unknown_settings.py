@@ -9,6 +9,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, ScriptArgument
 from outdo.config.file import load
 from outdo.config.settings import leaves
 from outdo.config.unknown_settings import explain_unknown_setting, listed_hint, other_libraries
+from outdo.extras.convert.trl_trainers import SIGNS, WITH_TEACHERS, table_of_trainer
 from outdo.utils.errors import UserError
 
 NEEDED = ["model=m", "data.path=x.jsonl"]
@@ -29,7 +30,13 @@ def load_setting(setting):
     key, equals, value = setting.partition(" = ")
     assert key in leaves() or key in ("optim.schedule", "reference.sync")
     if equals:
-        load(None, [*NEEDED, f"{key}={value}"])
+        teachers = [] if key == "teachers" else ["teachers=t"]
+        load(None, [*NEEDED, *teachers, f"{key}={value}"])
+
+
+def settings_of_trainer(trainer):
+    table = table_of_trainer(trainer)
+    return {*table["defaults"], *table["others"].split()}
 
 
 def test_the_table_has_more_than_two_hundred_settings_of_other_libraries():
@@ -57,6 +64,8 @@ def test_settings_of_trl_are_fields_of_its_configurations():
     configurations = (GRPOConfig, RLOOConfig, ModelConfig, ScriptArguments)
     fields = {field.name for each in configurations for field in dataclasses.fields(each)}
     fields |= inspect.signature(GRPOTrainer).parameters.keys()
+    of_teachers = {name for trainer in WITH_TEACHERS for name in settings_of_trainer(trainer)}
+    fields |= {name for name in of_teachers if any(sign in name for sign in SIGNS)}
     for name, (libraries, *_) in (INSTEAD | NONE).items():
         assert (name in fields) == ("TRL" in libraries.split(", ")), name
 

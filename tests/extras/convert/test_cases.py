@@ -51,8 +51,8 @@ class Expected:
     """Parts of remarks."""
 
 
-INSTEAD_OF_A_REMARK = ("rollout.max_new_tokens",)
-"""Settings without which there is a further remark, and the same recipe: this one has the value of data.max_len."""
+INSTEAD_OF_A_REMARK = ("rollout.max_new_tokens", "distillation.distillation_loss.loss_mode")
+"""Settings without which there is a further remark, and the same recipe: the value of data.max_len, and k1 for k3."""
 
 GRPO = {"train.advantage": "group_standardised"}
 EXPECTED: dict[str, Expected] = {
@@ -164,6 +164,34 @@ EXPECTED: dict[str, Expected] = {
         recipe=GRPO | {"sampling.temperature": 0.9, "sampling.top_p": 0.95},
         ends=(9, 0, 2, 0),
         remarks=["stray: a word", "did you mean kw_args?", "did you mean temperature?"],
+    ),
+    "verl/distillation.sh": Expected(
+        recipe={
+            "teachers": "org/big",
+            "train.objective": {"name": "grpo", "clip_low": 0.2, "clip_high": 0.2, "beta": 0.0, "weight": "token_mean"},
+            "train.advantage": "distillation",
+            "train.critic": None,
+            "train.group_size": 1,
+            "rewards": "CODE:no_reward",
+        },
+        ends=(11, 2, 7, 0),
+        remarks=["loss_max_clamp = 10.0: outdo does not clamp"],
+    ),
+    "verl/teachers.sh": Expected(
+        recipe=GRPO
+        | {
+            "teachers": [
+                {"model": "org/words", "name": "openai/gsm8k"},
+                {"model": "org/hard-words", "name": "org/hard"},
+            ],
+            "train.objective": {
+                **{"name": "grpo", "clip_low": 0.2, "clip_high": 0.2, "weight": "token_mean", "beta": 0.0},
+                **{"teacher_beta": 0.5, "teacher_divergence": {"name": "forward_kl", "top": 64}},
+            },
+            "rewards": "last_number",
+        },
+        ends=(15, 0, 2, 0),
+        remarks=["in its column teacher", "as in forward_kl_topk_tail"],
     ),
     "openrlhf/grpo.sh": Expected(
         recipe=GRPO

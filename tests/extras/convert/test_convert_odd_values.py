@@ -1,12 +1,12 @@
 """Every setting of another library has an effect or a remark, and no value of it ends in a traceback or in no TOML."""
 
-import math
 import tomllib
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from odd_values import ODD
 
 from outdo.config.file import RecipeError, load
 from outdo.extras.convert.account import converted, same_setting, table_of
@@ -17,11 +17,6 @@ from outdo.extras.convert.verl import ACTOR, LOSS, MODEL, convert_verl
 from outdo.extras.convert.written import written_recipe
 from outdo.utils.text import dotted
 
-ODD: tuple[Any, ...] = (
-    *(None, "", "x", 'a"\n\\', True, 0, -1, 10**30, 1e-300, math.inf, math.nan, [], [1, "a"], {"a": 1}),
-    *(False, 2, 4096, 0.5, "other", "User: {}", [0.8, 0.9], ["q_proj"], "a/b"),
-    "math.parquet",
-)
 CONVERTERS = {"trl": convert_trl, "verl": convert_verl, "openrlhf": convert_openrlhf}
 NEEDED: dict[str, dict[str, Any]] = {
     "trl": {"model_name_or_path": "m", "dataset_name": "x.jsonl", "reward_funcs": ["accuracy_reward"]},

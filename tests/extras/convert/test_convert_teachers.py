@@ -3,14 +3,18 @@
 import dataclasses
 import importlib
 import inspect
+import tomllib
 import warnings
+from itertools import product
 
 import pytest
 import trl
+from odd_values import ODD
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
 
 from outdo.config.file import load
+from outdo.extras.convert.account import table_of
 from outdo.extras.convert.conversion import Conversion
 from outdo.extras.convert.reading import Configuration
 from outdo.extras.convert.recorded import recorded_script
@@ -130,6 +134,10 @@ def test_the_templates_of_sdpo_become_one_hint(tmp_path):
     assert said(both, "include_environment_feedback")
     strange = converted("SDPOTrainer", reprompt_template="{prompt}{answer}")
     assert strange.incomplete == ["reprompt_template: what stands for {answer}; write it into the hint of the teacher"]
+    assert (
+        "reprompt_template: expected a template of str.format"
+        in converted("SDPOTrainer", reprompt_template="{").mistakes[0]
+    )
 
 
 def test_an_average_of_adapters_is_said_not_to_be_here(tmp_path):
@@ -223,3 +231,16 @@ def test_the_command_of_trl_names_its_trainer(tmp_path):
     conversion = convert_trl(reading, processes=2)
     assert conversion.settings["train.objective"]["teacher_divergence"] == "forward_kl"
     assert conversion.settings["train.prompts"] == 8
+
+
+@pytest.mark.parametrize("trainer", WITH_TEACHERS)
+def test_an_odd_value_of_a_setting_of_a_trainer_is_a_mistake_or_a_recipe(trainer):
+    own = table_of("trl_teachers")[trainer]
+    branches = [{}, {"num_iterations": 2, "distillation_weight": 0.5, "distillation_mode": "full_logits"}]
+    of_sdpo = [*branches, {"include_environment_feedback": True, "distillation_weight": 0.5}]
+    for branch in of_sdpo if trainer == "SDPOTrainer" else branches[:1]:
+        for name, value in product([*own["defaults"], *own["others"].split()], ODD):
+            conversion = converted(trainer, **branch, **{name: value} if name not in branch else {})
+            if not conversion.mistakes:
+                tomllib.loads(written_recipe(conversion, "Converted."))
+            assert name in branch or name in conversion.account

@@ -11,6 +11,7 @@ from typing import Any
 
 from outdo.config.messages import format_value, to_toml
 from outdo.config.names import TRACKERS
+from outdo.extras.convert.reading import CODE
 from outdo.extras.convert.words import plain_value
 
 TEXT_OR_LIST = ("report_to", "train_files", "val_files", "target_modules")
@@ -177,3 +178,39 @@ def piece(name: str, **options: Any) -> Any:
     """Return a piece as a recipe has it; options that are None are left out."""
     given = {key: value for key, value in options.items() if value is not None}
     return {"name": name, **given} if given else name
+
+
+def put_no_reward(conversion: Conversion, reason: str) -> None:
+    """Set a reward of 0 where there is none; `reason` is why, as a clause."""
+    if "rewards" in conversion.settings:
+        return
+    conversion.code.append(NO_REWARD)
+    conversion.settings["rewards"] = f"{CODE}no_reward"
+    conversion.remarks.append(
+        f"rewards: {reason}, and no_reward is always 0; name one that compares answers, such as exact, to see how many "
+        "are right"
+    )
+
+
+NO_REWARD = '''def no_reward(completion, answer):
+    """Return 0 for every answer: only the teachers push the policy."""
+    return 0.0
+'''
+
+
+def put_scaled_loss(conversion: Conversion, name: str, scale: float) -> None:
+    """Make the optimiser do with the recipe's loss what the library's does with `scale` times this loss.
+
+    `name` is the setting that is the reason.
+    """
+    settings = conversion.settings
+    if scale == 1:
+        return
+    algorithm = settings["optim.algorithm"]
+    options: dict[str, Any] = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
+    settings["optim.clip_norm"] /= scale
+    if options["name"] == "sgd":
+        settings["optim.lr"] *= scale
+    elif options["name"].startswith("adamw"):
+        settings["optim.algorithm"] = {**options, "eps": options.get("eps", 1e-8) / scale}
+    conversion.remark(name, f"the loss is {scale:g} of outdo's; the optimiser's settings allow for it")

@@ -4,15 +4,19 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
-from outdo.extras.convert.conversion import NOT_COMPLETE, OWN_ENGINE, Conversion, Rule, as_list, piece
-from outdo.extras.convert.reading import CODE
+from outdo.extras.convert.conversion import (
+    NOT_COMPLETE,
+    OWN_ENGINE,
+    Conversion,
+    Rule,
+    as_list,
+    piece,
+    put_no_reward,
+    put_scaled_loss,
+)
 from outdo.extras.convert.trl_objective import advantage, objective
 
 OWN_ANSWERS = "in outdo all answers are the policy's own"
-NO_REWARD = '''def no_reward(completion, answer):
-    """Return 0 for every answer: the trainer of TRL has no rewards, and only the teachers push the policy."""
-    return 0.0
-'''
 COLUMN = (
     "the column privileged_context: outdo reads it from the data; where the script makes it, write into the hint the "
     "column that it makes it of"
@@ -36,7 +40,7 @@ def _divergence(c: Conversion, name: str, **options: Any) -> Any:
 
 def distillation(c: Conversion) -> None:
     """Set the method of `DistillationTrainer`, also with the settings that it had while it was experimental."""
-    _put_no_rewards(c)
+    put_no_reward(c, "the trainer has none")
     _on_policy(c)
     top = _first_tokens(c) if c.given["loss_top_k"] else None
     c.settings["train.objective"] = piece("gkd", teacher_divergence=_divergence(c, "beta", top=top))
@@ -45,7 +49,7 @@ def distillation(c: Conversion) -> None:
 def gkd(c: Conversion) -> None:
     """Set the method of `GKDTrainer`."""
     given = c.given
-    _put_no_rewards(c)
+    put_no_reward(c, "the trainer has none")
     _on_policy(c)
     c.settings["train.objective"] = piece("gkd", teacher_divergence=_divergence(c, "beta"))
     if given["temperature"] != 1:
@@ -62,7 +66,7 @@ def gkd(c: Conversion) -> None:
 def iw_opd(c: Conversion) -> None:
     """Set the method of `IWOPDTrainer`."""
     given, kind = c.given, c.given["distillation_objective"]
-    _put_no_rewards(c)
+    put_no_reward(c, "the trainer has none")
     _on_policy(c)
     if kind == "iw_opd":
         c.settings["train.objective"] = "distillation"
@@ -103,7 +107,7 @@ def _first_tokens(c: Conversion) -> int:
 def sdft(c: Conversion) -> None:
     """Set the method of `SDFTTrainer`."""
     given = c.given
-    _put_no_rewards(c)
+    put_no_reward(c, "the trainer has none")
     _self_distillation(c)
     if given["generate_from_teacher"]:
         c.remark("generate_from_teacher", f"{OWN_ANSWERS}, sampled without the hint")
@@ -140,7 +144,7 @@ def _self_distillation(c: Conversion) -> None:
 
 
 def _with_policy_gradient(c: Conversion, weight: float) -> None:
-    """Set (1 - weight) times the policy's loss plus weight times the teachers'. `_scaled` has what outdo divides by."""
+    """Set (1 - weight) times the policy's loss plus weight times the teachers'. `put_scaled_loss` does the rest."""
     given = c.given
     objective(c)
     advantage(c)
@@ -163,11 +167,11 @@ def _with_policy_gradient(c: Conversion, weight: float) -> None:
         if c.settings.get("train.advantage") not in (None, "group_standardised"):
             c.remark("scale_rewards", "outdo's mopd standardises rewards in their group")
         c.settings["train.advantage"] = {"name": "mopd", "alpha": (1 - weight) / weight}
-        _scaled(c, weight)
+        put_scaled_loss(c, "distillation_weight", weight)
     else:
         loss["teacher_beta"] = weight / (1 - weight)
         loss["teacher_divergence"] = _divergence_of_mode(c)
-        _scaled(c, 1 - weight)
+        put_scaled_loss(c, "distillation_weight", 1 - weight)
 
 
 def _divergence_of_mode(c: Conversion) -> Any:
@@ -195,18 +199,6 @@ def _bounded_ratio(c: Conversion) -> dict[str, Any]:
         return {}
     c.remarks.append("the advantage of a token: TRL takes log π of the policy at each update, outdo at the first")
     return {} if bound is None else {"surrogate": {"name": "cispo", "ratio_max": max(1.0, bound)}}
-
-
-def _scaled(c: Conversion, scale: float) -> None:
-    """Make the optimiser do with the loss what it does in TRL with `scale` times this loss."""
-    algorithm, norm = c.settings.get("optim.algorithm"), c.settings.get("optim.clip_norm")
-    if norm is not None:
-        c.settings["optim.clip_norm"] = norm / scale
-    if isinstance(algorithm, Mapping) and "eps" in algorithm:
-        c.settings["optim.algorithm"] = {**algorithm, "eps": algorithm["eps"] / scale}
-    elif algorithm == "sgd" or (isinstance(algorithm, Mapping) and algorithm["name"] == "sgd"):
-        c.settings["optim.lr"] *= scale
-    c.remark("distillation_weight", f"TRL's loss is {scale:g} of outdo's; the optimiser's settings allow for it")
 
 
 # ------------------------------------------------------------------------------------------------------------- teachers
@@ -238,7 +230,7 @@ def put_own_teacher(c: Conversion) -> None:
         c.remark("use_vllm", OWN_ENGINE)
     if given["distillation_weight"] == 0:
         return
-    hint = _hint_of_rows(c) if given["teacher_prompt_template"] else _hint_of_answers(c)
+    hint = _hint_of_answers(c) if "reprompt_template" in given.defaults else _hint_of_rows(c)
     if kind not in KINDS:
         c.mistakes.append(f"teacher_model_kind = {kind}: expected base, live or ema")
         return
@@ -304,8 +296,13 @@ def _right_answers(c: Conversion) -> None:
 
 def _template(c: Conversion, name: str, places: Mapping[str, str]) -> str:
     """Return a template of TRL, which `str.format` fills, with outdo's places in it."""
-    parts = []
-    for text, field, spec, conversion in Formatter().parse(c.given[name]):
+    parts = list[str]()
+    try:
+        fields = [*Formatter().parse(c.given[name])]
+    except ValueError as error:
+        c.mistakes.append(f"{name}: expected a template of str.format: {error}")
+        return ""
+    for text, field, spec, conversion in fields:
         parts.append(text)
         if field is not None and (field not in places or spec or conversion):
             c.incomplete.append(f"{name}: what stands for {{{field}}}; write it into the hint of the teacher")
@@ -313,18 +310,6 @@ def _template(c: Conversion, name: str, places: Mapping[str, str]) -> str:
         elif field is not None:
             parts.append(places[field])
     return "".join(parts)
-
-
-def _put_no_rewards(c: Conversion) -> None:
-    """Set a reward of 0, for a trainer that has none."""
-    if "rewards" in c.settings:
-        return
-    c.code.append(NO_REWARD)
-    c.settings["rewards"] = f"{CODE}no_reward"
-    c.remarks.append(
-        "rewards: the trainer has none, and no_reward is always 0; name one that compares answers, such as exact, to "
-        "see how many are right"
-    )
 
 
 METHODS: Mapping[str, tuple[Rule, Rule]] = {

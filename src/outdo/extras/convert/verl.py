@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outdo.extras.convert.account import converted, table_of
+from outdo.extras.convert.account import converted
 from outdo.extras.convert.conversion import (
     OWN_ENGINE,
     Conversion,
@@ -20,11 +20,10 @@ from outdo.extras.convert.conversion import (
 )
 from outdo.extras.convert.reading import Configuration, reading_of
 from outdo.extras.convert.verl_correction import PREFIX, TEXTS, correction
-from outdo.extras.convert.verl_rewards import BUFFER, OTHER_BUFFERS, expanded, put_rewards
-from outdo.utils.text import dotted
+from outdo.extras.convert.verl_distillation import DIVERGENCES, distillation
+from outdo.extras.convert.verl_names import ACTOR, LOSS, MODEL, ROLLOUT, by_one_name, name_here
+from outdo.extras.convert.verl_rewards import expanded, put_rewards
 
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-LOSS = f"{ACTOR}.policy_loss"
 TEMPLATE = "data.apply_chat_template_kwargs"
 
 WEIGHTS = {
@@ -36,7 +35,6 @@ WEIGHTS = {
 }
 """`loss_agg_mode`, and the weights of outdo."""
 
-DIVERGENCES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 ADVANTAGES: Mapping[str, Any] = {
     "rloo": "leave_one_out",
     "rloo_vectorized": "leave_one_out",
@@ -56,40 +54,11 @@ OWN_MEAN = ("sapo", "geo_mean")
 def convert_verl(settings: Configuration | Mapping[str, Any], *, rows: int | None = None) -> Conversion:
     """Return the recipe for settings of verl, by their dotted names. `rows` is the number of training questions."""
     reading = reading_of(settings)
-    written = _by_one_name(reading.written)
+    written = by_one_name(reading.written)
     written |= {name: str(written[name]) for name in TEXTS if isinstance(written.get(name), int | float)}
-    unread = {_name_here(name): what for name, what in reading.unread.items()}
+    unread = {name_here(name): what for name, what in reading.unread.items()}
     renamed = replace(reading, written=written, unread=unread)
     return converted("verl", renamed, (_batch, partial(_steps, rows=rows), *RULES))
-
-
-NEW_NAMES = {
-    "reward.custom_reward_function.path": "custom_reward_function.path",
-    "reward.custom_reward_function.name": "custom_reward_function.name",
-    "reward.reward_model.enable": "reward_model.enable",
-    "reward.reward_manager.name": "reward_model.reward_manager",
-    "reward.reward_model.model_path": "reward_model.model.path",
-    f"{ACTOR}.optim.warmup_style": f"{ACTOR}.optim.lr_scheduler_type",
-    f"{ACTOR}.optim.lr_decay_style": f"{ACTOR}.optim.lr_scheduler_type",
-}
-"""Settings that verl has under two names, by the one that is not read here."""
-
-
-def _by_one_name(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by the names that are read here. Under the other name verl's own files have null or a default."""
-    table = table_of("verl")
-    defaults = {**table["usual"], **dict(dotted(table["defaults"]))}
-    written: dict[str, Any] = {}
-    for name, value in settings.items():
-        here = _name_here(name)
-        if here not in written or value not in (None, defaults.get(here)):
-            written[here] = value
-    return written
-
-
-def _name_here(name: str) -> str:
-    table, _, last = name.rpartition(".")
-    return f"{BUFFER}.{last}" if table in OTHER_BUFFERS else NEW_NAMES.get(name, name)
 
 
 def _batch(c: Conversion) -> None:
@@ -396,4 +365,5 @@ RULES: tuple[Rule, ...] = (
     _sampling,
     _optimiser,
     _during_the_run,
+    distillation,
 )

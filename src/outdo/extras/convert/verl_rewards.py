@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from outdo.extras.convert.conversion import NOT_COMPLETE, RESULTS_COUNT, Conversion, as_list
+from outdo.extras.convert.conversion import NOT_COMPLETE, RESULTS_COUNT, Conversion, as_list, put_no_reward
 
 BUFFER = "reward_model.overlong_buffer"
 OTHER_BUFFERS = (
@@ -25,6 +25,9 @@ def put_rewards(c: Conversion) -> None:
     if given["reward_model.enable"]:
         rewards.append(_reward_model(c))
     rewards = rewards or _chosen_by_data(c)
+    if not rewards:
+        put_no_reward(c, "verl chooses a function by the column data_source, and does not learn from it here")
+        return
     manager = str(given["reward_model.reward_manager"] or "naive")
     if manager == "batch":
         c.remark("reward_model.reward_manager", "outdo calls a function of this form with the answers of a batch too")
@@ -58,11 +61,10 @@ def _reward_model(c: Conversion) -> Any:
 def _chosen_by_data(c: Conversion) -> list[Any]:
     """Return the reward that fits the function which verl chooses by the data, if their names say which data they are.
 
-    verl reads the name of the function in each row.
+    verl reads the name of the function in each row. Nothing is returned where only teachers push the policy.
     """
-    files = [
-        str(file).lower() for file in as_list(c.given["data.train_files"]) if "data.train_files" in c.given.written
-    ]
+    given = c.given
+    files = [str(file).lower() for file in as_list(given["data.train_files"]) if "data.train_files" in given.written]
     chosen = {next((reward for part, reward in FUNCTIONS.items() if part in file), None) for file in files}
     if len(chosen) == 1 and None not in chosen:
         (reward,) = chosen
@@ -71,6 +73,8 @@ def _chosen_by_data(c: Conversion) -> list[Any]:
             "which reads answers in other forms too"
         )
         return [reward]
+    if given["distillation.enabled"] and not given["distillation.distillation_loss.use_task_rewards"]:
+        return []
     c.incomplete.append(
         "rewards: verl chooses a function by the column data_source; name one that fits your data, such as "
         "last_number for GSM8K, or math, code and others (docs/rewards.md)"
