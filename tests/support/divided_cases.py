@@ -83,6 +83,31 @@ def each_replica_reads_its_part(replicas: Replicas) -> None:
         torch.testing.assert_close(found.logprobs(batch), expected.logprobs(batch), rtol=0, atol=1e-5)
 
 
+def weights_made_of_stored_rows_are_divided(replicas: Replicas) -> None:
+    """Where a file has a weight in pieces, each replica reads its part of the whole weight, and trains it."""
+    folder = saved_model(replicas, "rows", arch="bailing_hybrid")
+    alone, parts = (
+        Models.of(Policy.load(folder, device="cpu", world=world), OBJECTIVE, advantage=gae)
+        for world in (ALONE, dividing(replicas))
+    )
+    joined = "model.layers.0.self_attn.conv1d.weight"
+    assert (
+        own_part(parts.policy.model.state_dict()[joined]).shape[0] == alone.policy.model.get_parameter(joined).shape[0]
+    )
+    for name, weight in alone.policy.model.state_dict().items():
+        assert whole(parts.policy.model.state_dict()[name]).equal(weight), name
+    norms = []
+    for models in (alone, parts):
+        step = models.policy.optimiser.step
+        models.policy.optimiser.step = lambda loss, step=step: norms.append(step(loss)) or norms[-1]  # type: ignore[method-assign]
+        step_of(models)
+    assert norms[1]["grad_norm"] == pytest.approx(norms[0]["grad_norm"], rel=1e-4)
+    batch = prepared()
+    for scores in ("policy", "reference"):
+        expected, found = (getattr(models, scores).logprobs(batch) for models in (alone, parts))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
 def a_base_with_adapters_is_divided(replicas: Replicas) -> None:
     """Policy, reference and critic train adapters on one base, as in one process; each replica holds half of it."""
     folder = saved_model(replicas, "base")

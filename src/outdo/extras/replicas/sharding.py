@@ -26,6 +26,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from outdo.extras.replicas.lockstep import LockstepReplicas, fatal_errors
+from outdo.extras.replicas.placements import placements
 from outdo.models.sharding import Sharding
 from outdo.models.text_part import leave_out_as
 from outdo.utils.sharded_tensors import own_part
@@ -140,6 +141,7 @@ class Sharded(Sharding):
         model.sharding = model.base_model.sharding = self  # type: ignore[assignment]
         self.how = how
         self.root = Root(model, head)
+        how = {**how, "shard_placement_fn": placements(model, how["mesh"].size())}
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 fully_shard(layer, **how)
