@@ -78,6 +78,14 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         (["train.advantage=rlsd"], "teachers: grpo with the advantage rlsd learns from a teacher, and there is none"),
         (["train.objective=gkd", "teachers=policy"], "the policy without a hint knows nothing that it does not know"),
         (
+            ["train.objective=gkd", 'teachers={model = "reference", weights = "int8"}'],
+            "reference has its weights already: weights and device are for a model of its own",
+        ),
+        (
+            ["train.objective=gkd", 'teachers={model = "a/x", weights = "int8"}', "cluster={replicas=2, shard=true}"],
+            "teachers: cluster.shard divides weights in float32 and bfloat16, and those of x are int8",
+        ),
+        (
             ["train.objective=gkd", 'teachers=["a/x", "b/x"]'],
             "two teachers have the name x: give each a name of its own",
         ),

@@ -279,6 +279,24 @@ def test_the_logits_of_a_divergence_need_no_more_memory_where_the_vocabulary_is_
         assert 0.5 * 2**14 < max(largest) <= 2**14
 
 
+def test_a_teacher_whose_files_are_bfloat16_stays_so_and_says_the_same(tmp_path: Any):
+    model, tokenizer = tiny_model(seed=5)
+    model.bfloat16().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = fresh()
+    batch = Batch.from_groups(ragged_groups())
+    narrow, wide = (Teacher.load(policy, tmp_path, weights=weights) for weights in ("auto", "float32"))
+    (by_narrow, states), (by_wide, expected_states) = (teacher.read(batch, states=True) for teacher in (narrow, wide))
+    assert states is not None
+    assert expected_states is not None
+    assert torch.equal(by_narrow, by_wide)
+    assert torch.equal(states, expected_states)
+    trained = states[batch.loss_mask]
+    assert torch.equal(narrow.head()(trained), wide.head()(trained))
+    sizes = [sum(weight.nbytes for weight in teacher.forward.model.parameters()) for teacher in (narrow, wide)]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
 def test_a_teacher_with_another_vocabulary_is_refused(tmp_path: Any):
     model, _ = tiny_model()
     model.save_pretrained(tmp_path)

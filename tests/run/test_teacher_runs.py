@@ -102,11 +102,13 @@ def test_check_names_a_teacher_that_is_not_there_and_a_place_that_no_row_fills(f
         "recipe.toml",
         "data.path=taught.jsonl",
         "train.objective=gkd",
-        'teachers={model = "policy", name = "me", hint = "{prompt} {note} {nothing}"}',
+        'teachers=[{model = "policy", name = "me", hint = "{prompt} {note} {nothing}"}, '
+        '{model = "teacher", name = "big", device = "cuda:99"}]',
         status=2,
     )
     said = " ".join(said.split())
-    assert 'in the column teacher: nothing is called "teacher"; expected me' in said
+    assert 'in the column teacher: nothing is called "teacher"; expected me, big' in said
+    assert "teachers: big: device 'cuda:99' is not usable here" in said
     assert 'a place in the hint: nothing is called "nothing"; expected answer, feedback, note, prompt' in said
 
 

@@ -21,6 +21,7 @@ from outdo.config.names import (
     DIVERGENCES,
     OBJECTIVES,
     PLACES,
+    QUANTISED,
     REWARDS,
     SCHEDULES,
     STOPS,
@@ -30,6 +31,7 @@ from outdo.config.options import effective_options, needs_teacher
 from outdo.config.recipe import Piece, Recipe
 from outdo.config.teachers import POLICY, REFERENCE
 from outdo.config.unknown_settings import listed_hint
+from outdo.models.limits import DIVISIBLE_WEIGHTS
 from outdo.rewards.loading import RUN_IN_WORKER, runs_in_worker
 from outdo.rewards.options import reward_mistakes
 from outdo.utils.errors import UserError
@@ -269,6 +271,9 @@ def _teachers(recipe: Recipe) -> Iterator[str]:
     if recipe.teachers and recipe.attention.name == ULYSSES:
         yield f'teachers: attention = "{ULYSSES}" divides the tokens of the policy, and not those that teachers read'
     for teacher in recipe.teachers:
+        if teacher.weights in QUANTISED and recipe.cluster.shard.on:
+            can = " and ".join(DIVISIBLE_WEIGHTS)
+            yield f"teachers: cluster.shard divides weights in {can}, and those of {teacher.name} are {teacher.weights}"
         if teacher.model == POLICY and teacher.hint is None:
             yield (
                 "teachers: the policy without a hint knows nothing that it does not know as a student; set a hint, or "
@@ -340,7 +345,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
         "train.group_size",
         "train.kl_in_reward",
     ),
-    _teachers: ("teachers", "train.advantage", "train.objective", "attention"),
+    _teachers: ("teachers", "train.advantage", "train.objective", "attention", "cluster.shard"),
     _discount_above_one: ("train.advantage", "train.objective"),
     _ratio_cap_below_one: ("train.objective",),
     _dynamic_sampling_asks_the_advantage: ("train.dynamic_sampling", "train.advantage", "train.objective"),

@@ -10,11 +10,16 @@ from outdo.utils.packages import LEVELS, misfits
 
 OPTIONAL: Mapping[str, Callable[[Recipe], bool]] = {
     "adapters": lambda recipe: recipe.train.adapter is not None,
-    "int8": lambda recipe: recipe.weights == "int8",
-    "8bit": lambda recipe: recipe.weights == "nf4" or recipe.optim.algorithm.name == "adamw8bit",
+    "int8": lambda recipe: "int8" in _stored(recipe),
+    "8bit": lambda recipe: "nf4" in _stored(recipe) or recipe.optim.algorithm.name == "adamw8bit",
     "ray": lambda recipe: is_placed(recipe),
 }
 """Groups of optional dependencies with many packages, and whether a recipe uses them. Each tracker has one, too."""
+
+
+def _stored(recipe: Recipe) -> set[str]:
+    """Return how frozen weights of a run are stored."""
+    return {recipe.weights, *(teacher.weights for teacher in recipe.teachers)}
 
 
 def package_faults(recipe: Recipe, *, adapter: bool = False) -> tuple[list[str], list[str]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_serializer, model_validator
 
@@ -15,12 +15,14 @@ POLICY, REFERENCE = "policy", "reference"
 class TeacherSection(Section):
     """A teacher: `"path"`, or `{name = "big", model = "path", weight = 2.0, hint = "..."}`."""
 
-    SHORT_FORM = ("model", "name", "weight", "hint")
+    SHORT_FORM = ("model", "name", "weight", "hint", "weights", "device")
 
     model: PathText
     name: str = ""  # that a row writes in its column `teacher`; empty: the last part of the model's path
     weight: Positive = 1.0  # its share where several teach a row
     hint: str | None = None  # what it reads in place of the question: a text with {prompt} in it
+    weights: Literal["auto", "float32", "bfloat16", "int8", "nf4"] = "auto"  # how those of its own are stored
+    device: str = ""  # where it is; empty: where the policy is
 
     @model_validator(mode="before")
     @classmethod
@@ -38,12 +40,20 @@ class TeacherSection(Section):
             raise ValueError("hint: expected a text with {prompt} in it, where the question stands")
         return self
 
+    @model_validator(mode="after")
+    def _places_its_own_weights(self) -> "TeacherSection":
+        if not self.is_folder and (self.weights != "auto" or self.device):
+            raise ValueError(f"{self.model} has its weights already: weights and device are for a model of its own")
+        return self
+
     @model_serializer
     def _to_recipe(self) -> Any:
         written = {
             "name": None if self.name == PurePath(self.model).name else self.name,
             "weight": None if self.weight == 1 else self.weight,
             "hint": self.hint,
+            "weights": None if self.weights == "auto" else self.weights,
+            "device": self.device or None,
         }
         options = {name: value for name, value in written.items() if value is not None}
         return {"model": self.model, **options} if options else self.model
@@ -76,6 +86,8 @@ TEACHER = [
             "name": {"type": "string"},
             "weight": {"type": "number"},
             "hint": {"type": "string"},
+            "weights": {"enum": ["auto", "float32", "bfloat16", "int8", "nf4"]},
+            "device": {"type": "string"},
         },
         "required": ["model"],
     },

@@ -7,15 +7,18 @@ answer: the policy that knows more than its student.
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from outdo.algorithms.vocabulary_sums import scaled
+from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.choose_forward import choose_forward
+from outdo.models.device import choose_device
 from outdo.models.forward import Forward
+from outdo.models.inspect_folder import inspect_folder
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.onednn import LINEAR
 from outdo.models.policy import Policy
@@ -71,18 +74,34 @@ class Teacher(Scorer):
         self.reads_hint = reads_hint
 
     @classmethod
-    def load(cls, policy: Policy, path: str | Path, **options: Any) -> "Teacher":
+    def load(
+        cls,
+        policy: Policy,
+        path: str | Path,
+        *,
+        weights: Weights | Literal["auto"] = "auto",
+        device: str = "",
+        **options: Any,
+    ) -> "Teacher":
         """Load a model folder as a teacher of the policy; of any size, with the policy's vocabulary.
+
+        `weights` says how its weights are stored; "auto": in bfloat16 if they are in its files, which changes no bit.
+        On a `device` of its own, such as "cpu" beside a policy on a GPU, it takes no memory of the policy's; empty: on
+        that.
 
         Raises `ModelError` if there is no such model, or if it has another vocabulary.
         """
-        if load_tokenizer(path, stop_token_ids=(0,)).get_vocab() != policy.tokenizer.get_vocab():
+        facts = inspect_folder(path)
+        if load_tokenizer(facts, stop_token_ids=(0,)).get_vocab() != policy.tokenizer.get_vocab():
             raise ModelError(
                 f"the teacher {path} has another vocabulary than the policy: the same token ids are other words to it. "
                 "GOLD and ULD compare the texts of tokens, or their sorted probabilities, instead; outdo does not"
             )
-        model = load_model(path, policy.device, policy.dtype, world=policy.world).requires_grad_(False)
-        forward = choose_forward(model, precision=policy.forward.precision_name)
+        chosen = choose_device(device)[0] if device else policy.device
+        stored = choose_weights(weights, facts, frozen=policy.dtype == torch.float32)
+        model = load_model(facts, chosen, policy.dtype, weights=stored, world=policy.world).requires_grad_(False)
+        precision = policy.forward.precision_name if chosen.type == policy.device.type else "auto"
+        forward = choose_forward(model, precision=precision)
         return cls(forward, policy.batch_sizes, policy.world, **options)
 
     @classmethod
@@ -129,7 +148,7 @@ def _whole(output: Any) -> TeacherHead:
     if type(output) not in LINEAR:
         raise ModelError(f"cluster.shard: the output layer of a teacher has to be linear, not {type(output).__name__}")
     weight, bias = whole(output.weight.detach()), whole(output.bias)
-    return lambda states: linear(states, weight, bias)
+    return lambda states: linear(states, weight.to(states.dtype), bias)
 
 
 def _head_of(head: TeacherHead, forward: Forward) -> TeacherHead:

@@ -104,7 +104,7 @@ def teacher_of(teacher: TeacherSection, policy: Policy, reference: Reference | N
     """Load a teacher of the recipe; the policy and the reference are there already."""
     options = {"name": teacher.name, "weight": teacher.weight, "reads_hint": teacher.hint is not None}
     if teacher.is_folder:
-        return Teacher.load(policy, teacher.model, **options)
+        return Teacher.load(policy, teacher.model, weights=teacher.weights, device=teacher.device, **options)
     model = policy if teacher.model == POLICY else reference
     assert model is not None, "a method that is taught by the reference has one"
     return Teacher.of(model, **options)

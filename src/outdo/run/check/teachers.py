@@ -5,11 +5,12 @@ from itertools import islice
 
 from outdo.config.options import needs_teacher
 from outdo.config.recipe import Recipe
-from outdo.config.teachers import POLICY
+from outdo.config.teachers import POLICY, TeacherSection
 from outdo.data.questions import Question
+from outdo.models.device import choose_device
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.run.check import cost
-from outdo.utils.errors import ModelError
+from outdo.utils.errors import ModelError, UserError
 from outdo.utils.hints import ANSWER, COLUMN, FEEDBACK, RIGHT, places, teacher_of
 from outdo.utils.options import no_such_name
 from outdo.utils.text import counted
@@ -19,7 +20,13 @@ LOOKED_AT = 10_000
 
 
 def teacher_faults(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
-    """Yield a sentence for each teacher that rows name and that is not there, and for each place that no row fills."""
+    """Yield a sentence for each device that is not there, each teacher that rows name, each place that none fills."""
+    for teacher in recipe.teachers:
+        if teacher.device:
+            try:
+                choose_device(teacher.device)
+            except UserError as error:
+                yield f"teachers: {teacher.name}: {error}"
     rows = list(islice(questions, LOOKED_AT)) if recipe.teachers else []
     if rows:
         yield from _unknown_teachers([teacher.name for teacher in recipe.teachers], rows)
@@ -59,9 +66,17 @@ def teacher_memory(recipe: Recipe, facts: ModelFacts, longest: int) -> dict[str,
                 model = inspect_folder(teacher.model)
             except ModelError:
                 continue  # `outdo check` has it among the errors
-            memory["weights of the teachers"] += cost.FLOAT32 * (model.parameters or 0)
+            if teacher.device in ("", recipe.device):
+                memory["weights of the teachers"] += cost.adapter_size(model, _stored(teacher, model), 0).base
         width = model.hidden_size or 0
         memory["hidden states of the teachers while training"] += cost.FLOAT32 * width * answers
         if teacher.model == POLICY:
             memory["weights of the teachers"] += cost.FLOAT32 * width * (facts.vocab_size or 0)
     return {name: size for name, size in memory.items() if size}
+
+
+def _stored(teacher: TeacherSection, facts: ModelFacts) -> str:
+    """Return how the weights of a teacher are stored; see `outdo.models.base_weights.choose_weights`."""
+    if teacher.weights != "auto":
+        return teacher.weights
+    return "bfloat16" if facts.dtype == "bfloat16" else "float32"
