@@ -77,6 +77,40 @@ VLLM = 'engine={name = "vllm", python = "python"}'
         (["train.objective=gkd"], "teachers: gkd with the advantage distillation learns from a teacher"),
         (["train.advantage=rlsd"], "teachers: grpo with the advantage rlsd learns from a teacher, and there is none"),
         (["train.objective=gkd", "teachers=policy"], "the policy without a hint knows nothing that it does not know"),
+        (["data.demonstrations=answer"], "data.demonstrations: grpo learns from answers that the policy has sampled"),
+        (
+            [
+                "train.objective=gkd",
+                "train.advantage=group_standardised",
+                "teachers=x",
+                "data.demonstrations=answer",
+                "train.dynamic_sampling=1",
+            ],
+            "data.demonstrations: train.dynamic_sampling compares the answers to a question, of which there is one",
+        ),
+        (
+            [
+                "train.objective=gkd",
+                "teachers=x",
+                "data.demonstrations=answer",
+                "train.max_staleness=1",
+                "engine={name='builtin', processes=1}",
+            ],
+            "data.demonstrations: the trainer's own weights score them, which train.max_staleness samples beside",
+        ),
+        (
+            [
+                "train.objective=gkd",
+                "teachers=x",
+                "data.demonstrations=answer",
+                'environment={name = "tools", functions = "outdo.testing:tiny_model"}',
+            ],
+            "data.demonstrations: an answer of the data is one turn; leave the environment out",
+        ),
+        (
+            ["train.objective=gkd", "teachers=x", "data.demonstrations={column='answer', share=0}"],
+            "share = 0 uses no demonstration; leave data.demonstrations out",
+        ),
         (
             ["train.objective=gkd", 'teachers={model = "reference", weights = "int8"}'],
             "reference has its weights already: weights and device are for a model of its own",

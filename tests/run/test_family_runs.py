@@ -59,7 +59,9 @@ def test_the_reference_is_synchronised_by_mix_after_every_so_many_steps(family, 
 @pytest.mark.release
 def test_a_student_comes_closer_to_its_teacher_whatever_the_reward(family, trained):
     settings = ("train.objective=distillation", TEACHER, "optim.lr=2e-2", "train.prompts=4", "train.group_size=8")
-    run = trained(*settings, steps=20)  # with eight seeds the gap fell to .5 to .65 of what it was; nine steps were luck
+    run = trained(
+        *settings, steps=20
+    )  # with eight seeds the gap fell to .5 to .65 of what it was; nine steps were luck
     away = values(run, "teacher/gap")
     assert sum(away[-3:]) < 0.75 * sum(away[:3])
     by_rarity = trained(*settings, "rewards=rewards.py:rare", steps=1)

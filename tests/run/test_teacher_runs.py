@@ -8,6 +8,7 @@ from family_cases import ENDING
 from run_cases import Command, metrics, outdo_, steps_done, timeless, wait_until, weights, write_rows
 
 from outdo.extras.record.parquet import read
+from outdo.testing import byte_bpe_tokenizer, tiny_model
 
 GKD = ("train.objective=gkd", "optim.lr=1e-2")
 HINTED = (
@@ -102,14 +103,58 @@ def test_check_names_a_teacher_that_is_not_there_and_a_place_that_no_row_fills(f
         "recipe.toml",
         "data.path=taught.jsonl",
         "train.objective=gkd",
-        'teachers=[{model = "policy", name = "me", hint = "{prompt} {note} {nothing}"}, '
-        '{model = "teacher", name = "big", device = "cuda:99"}]',
+        'teachers={model = "policy", name = "me", hint = "{prompt} {note} {nothing}"}',
         status=2,
     )
     said = " ".join(said.split())
-    assert 'in the column teacher: nothing is called "teacher"; expected me, big' in said
-    assert "teachers: big: device 'cuda:99' is not usable here" in said
+    assert 'in the column teacher: nothing is called "teacher"; expected me' in said
     assert 'a place in the hint: nothing is called "nothing"; expected answer, feedback, note, prompt' in said
+
+
+def test_a_run_that_learns_from_demonstrations_and_was_killed_ends_with_the_same_bits(family, trained):
+    settings = (*GKD, "teachers=teacher", 'data.demonstrations={column = "answer", share = 0.5}', ENDING)
+    whole = trained(*settings, steps=5)
+    lines = metrics(whole)
+    assert 0 < sum(line["demonstrations/ratio"] for line in lines) < 5
+    sampled = trained(*GKD, "teachers=teacher", ENDING, steps=5)
+    assert [line["num_completions"] for line in lines] == [
+        line["num_completions"] * (1 - shown["demonstrations/ratio"])
+        for line, shown in zip(metrics(sampled), lines, strict=True)
+    ]
+    killed = family / "killed_demonstrations"
+    usual = ("eval.every=0", "data.eval_path=", "checkpoint.keep=9", "steps=5")
+    command = Command(family, "train", "recipe.toml", f"run=./{killed.name}", *usual, *settings)
+    wait_until(lambda: steps_done(killed) >= 2)
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    outdo_(family, "resume", killed.name)
+    assert weights(killed, 5) == weights(whole, 5)
+    assert timeless(killed) == timeless(whole)
+
+
+def test_the_policy_comes_closer_to_its_teacher_on_the_answers_of_the_data_alone(trained):
+    run = trained(*GKD, "teachers=teacher", "data.demonstrations=answer", "train.prompts=4", steps=6)
+    lines = metrics(run)
+    assert all(line["demonstrations/ratio"] == 1 for line in lines)
+    assert all("reward" not in line for line in lines)
+    divergences = [line["teacher/divergence"] for line in lines]
+    assert sum(divergences[-2:]) < 0.8 * sum(divergences[:2])
+
+
+def test_check_names_a_column_that_no_demonstration_stands_in(family):
+    settings = ("train.objective=gkd", "teachers=teacher", "data.demonstrations=answr")
+    said = " ".join(outdo_(family, "check", "recipe.toml", *settings, status=2).split())
+    assert 'data.demonstrations: a column of the rows: nothing is called "answr"; did you mean answer?' in said
+
+
+def test_check_names_a_device_that_is_not_there_and_a_teacher_with_another_vocabulary(family):
+    tiny_model(family / "stranger")
+    byte_bpe_tokenizer(["ab"], 264).save_pretrained(family / "stranger")
+    teachers = 'teachers=[{model = "teacher", device = "cuda:99"}, "stranger"]'
+    said = " ".join(outdo_(family, "check", "recipe.toml", "train.objective=gkd", teachers, status=2).split())
+    assert "teachers: teacher: device 'cuda:99' is not usable here" in said
+    assert "teachers: stranger: the teacher" in said
+    assert "has another vocabulary than the policy" in said
 
 
 @pytest.mark.release

@@ -60,6 +60,7 @@ def probe_machine(recipe: Recipe) -> Machine:
     from outdo.run.assemble.environment import examine_environment
     from outdo.run.assemble.hardware import device_memory
     from outdo.run.assemble.method import adapter_of, piece_mistakes
+    from outdo.run.assemble.models import teacher_mistakes
     from outdo.utils.machine import free_main_memory
 
     errors, notes = piece_mistakes(recipe), list[str]()
@@ -80,6 +81,7 @@ def probe_machine(recipe: Recipe) -> Machine:
         device = choose_device(recipe.device)[0].type
         memory = device_memory(recipe.device)
         errors += device_mistakes(recipe.engine, recipe.device, replicas=recipe.cluster.world_size)
+        errors += teacher_mistakes(recipe)
     except UserError as error:
         errors += error.problems
     prediction = None if errors else _prediction(recipe)

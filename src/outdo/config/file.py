@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from outdo.config.data import Data
 from outdo.config.fields import Piece, Source
 from outdo.config.messages import describe_errors, format_value, to_toml
 from outdo.config.methods import facts_of_objective
 from outdo.config.prompt_template import PromptTemplate
-from outdo.config.recipe import Data, Recipe
+from outdo.config.recipe import Recipe
 from outdo.config.rules import refusals
 from outdo.config.settings import leaves, sections, settings
 from outdo.config.unknown_settings import explain_unknown_setting

@@ -281,6 +281,24 @@ def _teachers(recipe: Recipe) -> Iterator[str]:
             )
 
 
+def _demonstrations(recipe: Recipe) -> Iterator[str]:
+    """Yield what does not work with answers that the policy has not sampled."""
+    if recipe.data.demonstrations is None:
+        return
+    key, name = "data.demonstrations", recipe.train.objective.name
+    if not facts_of_objective(name).from_teacher:
+        yield (
+            f"{key}: {name} learns from answers that the policy has sampled; "
+            'train.objective = "gkd" learns from a teacher on any answer, `outdo sft` from the answers themselves'
+        )
+    if recipe.train.dynamic_sampling:
+        yield f"{key}: train.dynamic_sampling compares the answers to a question, of which there is one"
+    if recipe.train.max_staleness:
+        yield f"{key}: the trainer's own weights score them, which train.max_staleness samples beside"
+    if recipe.environment is not None:
+        yield f"{key}: an answer of the data is one turn; leave the environment out"
+
+
 def _discount_above_one(recipe: Recipe) -> Iterator[str]:
     """γ and λ of a built-in advantage: above 1, later tokens would count more than the next one."""
     discounts = recipe.advantage.name in ADVANTAGES and recipe.advantage.name != "iw_opd"  # its γ is no discount
@@ -346,6 +364,7 @@ REFUSALS: dict[Rule, tuple[str, ...]] = {
         "train.kl_in_reward",
     ),
     _teachers: ("teachers", "train.advantage", "train.objective", "attention", "cluster.shard"),
+    _demonstrations: ("data.demonstrations", "train", "environment"),
     _discount_above_one: ("train.advantage", "train.objective"),
     _ratio_cap_below_one: ("train.objective",),
     _dynamic_sampling_asks_the_advantage: ("train.dynamic_sampling", "train.advantage", "train.objective"),

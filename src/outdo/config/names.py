@@ -170,6 +170,9 @@ REPLICAS = "outdo.extras.replicas.command:run_by_replicas"
 REPLICATED_ENGINE = "outdo.extras.replicas.engine:ReplicatedEngine"
 """The built-in engine of several replicas."""
 
+DEMONSTRATIONS = "outdo.extras.sft.demonstrations:demonstrations_of"
+"""What encodes the answers that `data.demonstrations` names."""
+
 ASYNCHRONOUS = "outdo.extras.staleness.asynchronous:AsynchronousRollouts"
 PARTIAL_ROLLOUTS = "outdo.extras.staleness.partial_rollouts:PartialRollouts"
 """The rollouts of `train.max_staleness`: whole answers, or answers that newer weights continue."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outdo.config.recipe import Data, Piece, Recipe
+from outdo.config.data import Data
+from outdo.config.recipe import Piece, Recipe
 from outdo.utils.secrets import SecretPlace
 
 _CODE = re.compile(r"\S+\.py:\w+|[\w.]+:\w+")

@@ -7,9 +7,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from outdo.config.checkpoints import Checkpoint
+from outdo.config.data import Data
 from outdo.config.fields import (
     BelowOne,
     Best,
@@ -19,7 +20,6 @@ from outdo.config.fields import (
     Division,
     Fraction,
     GradientProducts,
-    HeldOutFiles,
     NamedPiece,
     NonNegative,
     PathText,
@@ -30,75 +30,13 @@ from outdo.config.fields import (
     RunName,
     Section,
     Shard,
-    Sources,
     Threads,
     WeightedReward,
 )
 from outdo.config.methods import facts_of_advantage, facts_of_objective
 from outdo.config.names import BUILTIN_ENGINE
-from outdo.config.prompt_template import PromptTemplate
 from outdo.config.teachers import Teachers
 from outdo.utils.reward_names import REWARD_MODEL
-
-
-class Selection(Section):
-    """The pass rates of the questions to train on, from the file that `outdo eval --k 8 --rates FILE` writes."""
-
-    file: PathText
-    low: Fraction = 0.0
-    high: Fraction = 1.0
-
-    @model_validator(mode="after")
-    def _in_order(self) -> "Selection":
-        if self.low > self.high:
-            raise ValueError(f"expected low not above high, found low = {self.low:g} and high = {self.high:g}")
-        return self
-
-
-class Data(Section):
-    """The questions to train on and to evaluate on."""
-
-    path: Sources = Field(
-        description="a .jsonl, .json, .csv or .parquet file, owner/name:split on the Hub, or a list of "
-        "{path, weight, streaming}"
-    )
-    eval_path: HeldOutFiles | None = Field(
-        default=None, description='held-out questions: a file, a list, or sets with names: {gsm8k = "test.jsonl"}'
-    )
-    eval_rows: CountOrZero = Field(default=0, description="without eval_path: number of rows of path to hold out")
-    prompt: str | None = Field(default=None, description="column of the question; unset: detected and printed")
-    answer: str | None = Field(default=None, description="column of the reference answer; unset: detected and printed")
-    template: PromptTemplate | None = Field(
-        default=None,
-        description="prompt text for base models, with {prompt} in it, and {system} if there is a system message; or "
-        "options of the model's chat template: {enable_thinking = false}",
-    )
-    system: str | None = Field(default=None, description="system message before every question")
-    inputs: NamedPiece | None = Field(
-        default=None,
-        description="file.py:name: makes of a row what the model reads beside tokens; unset: nothing",
-    )
-    special_tokens: bool = Field(default=False, description="read <|im_end|> and the like in texts as special tokens")
-    shuffle: bool = Field(default=True, description="use a new order of the questions in every epoch, set by the seed")
-    limit: Count | None = Field(default=None, description="use only this many rows of each path, from the first")
-    max_prompt_tokens: Count = Field(default=512, description="longest prompt, in tokens")
-    overlong: Literal["drop", "refuse"] = Field(
-        default="drop", description="what to do with longer prompts: drop (and print how many) or refuse"
-    )
-    select: Selection | None = Field(
-        default=None,
-        description='train only on a range of pass rates: {file = "rates.jsonl", low = 0.1, high = 0.9}; unset: all',
-    )
-
-    @property
-    def prompt_template(self) -> str | None:
-        """The text that replaces the model's chat template."""
-        return self.template if isinstance(self.template, str) else None
-
-    @property
-    def chat_options(self) -> Mapping[str, Any]:
-        """The options of the model's chat template."""
-        return self.template if isinstance(self.template, Mapping) else {}
 
 
 class ReferenceSync(Section):

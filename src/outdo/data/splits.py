@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from outdo.config.data import Data, Selection
 from outdo.config.environments import RowEnvironments, row_environments
 from outdo.config.fields import CurriculumSection, Source, by_set
 from outdo.config.names import ENVIRONMENT_REWARD
-from outdo.config.recipe import Data, Recipe, Selection
+from outdo.config.recipe import Recipe
 from outdo.data import pass_rates
 from outdo.data.files import Rows, read_rows
 from outdo.data.formats import Message

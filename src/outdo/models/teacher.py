@@ -12,13 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from transformers import PreTrainedTokenizerBase
 
 from outdo.algorithms.vocabulary_sums import scaled
 from outdo.models.base_weights import Weights, choose_weights
 from outdo.models.choose_forward import choose_forward
 from outdo.models.device import choose_device
 from outdo.models.forward import Forward
-from outdo.models.inspect_folder import inspect_folder
+from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.models.loading import load_model, load_tokenizer
 from outdo.models.onednn import LINEAR
 from outdo.models.policy import Policy
@@ -92,11 +93,7 @@ class Teacher(Scorer):
         Raises `ModelError` if there is no such model, or if it has another vocabulary.
         """
         facts = inspect_folder(path)
-        if load_tokenizer(facts, stop_token_ids=(0,)).get_vocab() != policy.tokenizer.get_vocab():
-            raise ModelError(
-                f"the teacher {path} has another vocabulary than the policy: the same token ids are other words to it. "
-                "GOLD and ULD compare the texts of tokens, or their sorted probabilities, instead; outdo does not"
-            )
+        check_vocabulary(facts, policy.tokenizer)
         chosen = choose_device(device)[0] if device else policy.device
         stored = choose_weights(weights, facts, frozen=policy.dtype == torch.float32)
         model = load_model(facts, chosen, policy.dtype, weights=stored, world=policy.world).requires_grad_(False)
@@ -141,6 +138,15 @@ class Teacher(Scorer):
         if self.reads_hint:
             values = [_aligned(value, batch, read) for value in values]
         return values[0], values[1] if states else None
+
+
+def check_vocabulary(teacher: ModelFacts, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `ModelError` if a teacher has another vocabulary than the policy, whose tokenizer this is."""
+    if load_tokenizer(teacher, stop_token_ids=(0,)).get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"the teacher {teacher.name} has another vocabulary than the policy: the same token ids are other words to "
+            "it. GOLD and ULD compare the texts of tokens, or their sorted probabilities, instead; outdo does not"
+        )
 
 
 def _whole(output: Any) -> TeacherHead:

@@ -7,12 +7,17 @@ from typing import Any, Protocol, TypeVar
 
 from outdo.loop import in_turn
 from outdo.models.policy import Policy
+from outdo.rollouts.demonstrations import WithDemonstrations
 from outdo.rollouts.engines.base import PolicyView
 from outdo.rollouts.environments.base import GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
 from outdo.types import Group, Prompt, Sampled
 
 Value = TypeVar("Value")
+
+
+RunSampler = GroupSampler | DynamicSampling | WithDemonstrations
+"""What samples the groups of a step."""
 
 
 class KnownPrompts(Protocol):
@@ -136,7 +141,7 @@ class InTurn:
 
     lag = 0
 
-    def __init__(self, sampler: GroupSampler | DynamicSampling, questions: RunQuestions, policy: Policy) -> None:
+    def __init__(self, sampler: RunSampler, questions: RunQuestions, policy: Policy) -> None:
         self.sampler = sampler
         self.questions = questions
         self.policy = policy

@@ -129,6 +129,7 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     baseline: float | None = None  # reward of the greedy answer, for advantages that subtract it
+    demonstrated: bool = False  # the data have its answers: the policy did not sample them
 
     def __repr__(self) -> str:
         """Return a line without the tokens: what a notebook shows."""

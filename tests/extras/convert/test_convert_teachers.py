@@ -103,7 +103,7 @@ def test_the_defaults_of_gkd_are_written_out_and_what_differs_is_said(tmp_path):
     assert recipe.train.objective.options == {"teacher_divergence": {"name": "jensen_shannon", "beta": 0.5}}
     assert (recipe.optim.lr, recipe.sampling.temperature, recipe.sampling.max_tokens) == (2e-5, 0.9, 128)
     assert recipe.data.max_prompt_tokens == 1024
-    assert "answers of the data are not learned" in said(conversion, "lmbda = 0.5")[0]
+    assert "data.demonstrations = {column = ..., share = 0.5}" in said(conversion, "lmbda = 0.5")[0]
     assert "compares the distributions at 1" in said(conversion, "temperature = 0.9")[0]
     on_policy = converted("GKDTrainer", lmbda=1.0, temperature=1.0, seq_kd=True)
     assert not said(on_policy, "lmbda") + said(on_policy, "temperature")

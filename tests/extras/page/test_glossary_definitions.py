@@ -69,6 +69,10 @@ COVERED = {
         WALL_TIME,
         "run/test_ahead_runs.py::test_each_step_is_sampled_by_the_weights_that_the_lag_says",
     ),
+    "demonstrations/ratio": (
+        "questions whose answers the policy did not sample",
+        "rollouts/test_demonstrations.py::test_a_share_of_the_questions_is_demonstrated_and_the_rest_is_sampled",
+    ),
     "staleness/mean staleness/max": (
         "the versions of the weights of an engine that runs ahead",
         "extras/staleness/test_asynchronous.py::test_staleness_counts_no_token_that_an_environment_wrote",

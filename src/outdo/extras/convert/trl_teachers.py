@@ -84,11 +84,14 @@ def iw_opd(c: Conversion) -> None:
 
 def _on_policy(c: Conversion) -> None:
     if c.given["lmbda"] < 1:
-        c.remark(
-            "lmbda", f"the share of the policy's own answers; {OWN_ANSWERS}, and answers of the data are not learned"
-        )
+        share = f"{{column = ..., share = {1 - c.given['lmbda']:g}}}"
         if c.given["seq_kd"]:
-            c.remark("seq_kd", f"answers of the teacher; {OWN_ANSWERS}")
+            c.remark("seq_kd", "outdo generate writes the teacher's answers into a file: their column is `completion`")
+        c.remark(
+            "lmbda",
+            f"the other batches have answers of the data; set data.demonstrations = {share} to the column that has "
+            f"them as texts: {OWN_ANSWERS} without it",
+        )
 
 
 def _first_tokens(c: Conversion) -> int:

@@ -10,17 +10,19 @@ from outdo.config.teachers import POLICY, REFERENCE, TeacherSection
 from outdo.models.bundle import Models
 from outdo.models.chat_options import set_chat_options
 from outdo.models.choose_forward import AttentionSetting
-from outdo.models.inspect_folder import ModelFacts
+from outdo.models.device import choose_device
+from outdo.models.inspect_folder import ModelFacts, inspect_folder
+from outdo.models.loading import load_tokenizer
 from outdo.models.policy import Policy
 from outdo.models.reference import Reference, frozen, load_reference
 from outdo.models.scorer import BatchSizes
-from outdo.models.teacher import Teacher
+from outdo.models.teacher import Teacher, check_vocabulary
 from outdo.run.assemble import micro_batch_size
 from outdo.run.assemble.data import with_date_of_template
 from outdo.run.assemble.hardware import gradients_of, resolve_weights
 from outdo.run.assemble.method import Method, adapter_of, critic_of, optimiser_of
 from outdo.run.check import cost
-from outdo.utils.errors import UserError
+from outdo.utils.errors import ModelError, UserError
 from outdo.utils.world import World
 
 
@@ -98,6 +100,22 @@ def reference_of(recipe: Recipe, policy: Policy) -> Reference:
     """Return the reference: the model of the recipe, or the policy as it is now."""
     model = recipe.reference.model
     return frozen(policy) if model is None else load_reference(policy, model)
+
+
+def teacher_mistakes(recipe: Recipe) -> list[str]:
+    """Return a sentence for each teacher of another vocabulary, or on a device that this machine does not have."""
+    mistakes: list[str] = []
+    tokenizer = None
+    for teacher in recipe.teachers:
+        if not teacher.is_folder:
+            continue
+        try:
+            choose_device(teacher.device or recipe.device)
+            tokenizer = tokenizer or load_tokenizer(recipe.model, stop_token_ids=recipe.sampling.stop_token_ids)
+            check_vocabulary(inspect_folder(teacher.model), tokenizer)
+        except (UserError, ModelError) as error:
+            mistakes.append(f"teachers: {teacher.name}: {error}")
+    return mistakes
 
 
 def teacher_of(teacher: TeacherSection, policy: Policy, reference: Reference | None) -> Teacher:

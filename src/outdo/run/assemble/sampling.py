@@ -5,19 +5,20 @@ from functools import partial
 from typing import Any
 
 from outdo.config.engines import has_partial_rollouts
-from outdo.config.names import ASYNCHRONOUS, PARTIAL_ROLLOUTS, POLICY_ON_FIRST_REPLICA
+from outdo.config.names import ASYNCHRONOUS, DEMONSTRATIONS, PARTIAL_ROLLOUTS, POLICY_ON_FIRST_REPLICA
 from outdo.config.recipe import Recipe
 from outdo.data.prompts import Prompts
 from outdo.models.policy import Policy
 from outdo.rewards import WeightedSum
 from outdo.rewards.base import Reward
 from outdo.rewards.first_rank import score_on_first_rank
+from outdo.rollouts.demonstrations import WithDemonstrations
 from outdo.rollouts.engines.base import Engine
 from outdo.rollouts.engines.copies import PolicyOnFirstReplica
 from outdo.rollouts.engines.sampling import SamplingParams
 from outdo.rollouts.environments.base import Environment, GroupSampler
 from outdo.rollouts.environments.dynamic_sampling import DynamicSampling
-from outdo.rollouts.in_turn import InTurn, RunRollouts
+from outdo.rollouts.in_turn import InTurn, RunRollouts, RunSampler
 from outdo.run.assemble.engines import open_engine, replays_routes
 from outdo.run.assemble.environment import environment_notes, open_environment
 from outdo.run.assemble.method import Method, advantage_of_rewards
@@ -36,7 +37,7 @@ class RunSampling:
     engine: Engine
     reward: WeightedSum  # as the environments call it
     eval_environment: Environment  # scores the answers to the held-out questions
-    sampler: GroupSampler | DynamicSampling
+    sampler: RunSampler
     rollouts: RunRollouts  # the groups of each step: `sampler` samples the batches of prompts
     notes: tuple[str, ...]
 
@@ -56,7 +57,7 @@ def open_sampling(
     routes, routing_notes = replays_routes(engine, policy.forward, with_inputs=recipe.data.inputs is not None)
     reward = reward if first_replica else score_on_first_rank(reward, world)
     environment, eval_environment = _environments(recipe, policy, reward)
-    sampler: GroupSampler | DynamicSampling = GroupSampler(
+    sampler: RunSampler = GroupSampler(
         engine,
         environment,
         group_size=recipe.train.group_size,
@@ -67,6 +68,10 @@ def open_sampling(
     if rounds := recipe.train.dynamic_sampling:
         advantage = advantage_of_rewards(recipe, weights_of_parts(reward))
         sampler = DynamicSampling(sampler, prompts, advantage=advantage, rounds=rounds)
+    if (demonstrations := recipe.data.demonstrations) is not None:
+        assert isinstance(sampler, GroupSampler), "a rule refuses dynamic sampling with demonstrations"
+        answer_of = load_extra(DEMONSTRATIONS, "data.demonstrations")(recipe, policy)
+        sampler = WithDemonstrations(sampler, answer_of, share=demonstrations.share, seed=recipe.seed)
     return RunSampling(
         engine=engine,
         reward=reward,
@@ -94,7 +99,7 @@ def _engine(recipe: Recipe, policy: Policy, world: World) -> tuple[Engine, Polic
 
 def _rollouts(
     recipe: Recipe,
-    sampler: GroupSampler | DynamicSampling,
+    sampler: RunSampler,
     prompts: Prompts[Prompt],
     policy: Policy,
     first_replica: PolicyOnFirstReplica | None,

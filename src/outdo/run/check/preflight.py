@@ -45,7 +45,7 @@ from outdo.run.check.prompt_warnings import (
 from outdo.run.check.reward_inputs import dated_reward_models, missing_variables
 from outdo.run.check.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.run.check.sequence_lengths import longest_places, sampled_places
-from outdo.run.check.teachers import teacher_faults
+from outdo.run.check.teachers import demonstration_faults, teacher_faults
 from outdo.utils.errors import ModelError, QuestionError, UserError
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.text import counted
@@ -122,7 +122,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
     errors += [*unfit, *_other_models(recipe), *machine_mistakes(recipe.engine), *missing_clients(recipe.track)]
     errors += reward_place_mistakes(recipe)
     train = questions.train if questions else ()
-    errors += teacher_faults(recipe, train)
+    errors += [*teacher_faults(recipe, train), *demonstration_faults(recipe, train)]
     rewards = try_rewards(recipe, train, references=0 if errors else references)
     errors += [*rewards.errors, *_advantage_without_right(recipe, rewards)]
     render = None if errors else render

@@ -1,4 +1,4 @@
-"""What teachers need: the rows that name them, the columns that a hint names, and memory."""
+"""What teachers need: the rows that name them, the columns that hints and demonstrations name, and memory."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -7,10 +7,9 @@ from outdo.config.options import needs_teacher
 from outdo.config.recipe import Recipe
 from outdo.config.teachers import POLICY, TeacherSection
 from outdo.data.questions import Question
-from outdo.models.device import choose_device
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
 from outdo.run.check import cost
-from outdo.utils.errors import ModelError, UserError
+from outdo.utils.errors import ModelError
 from outdo.utils.hints import ANSWER, COLUMN, FEEDBACK, RIGHT, places, teacher_of
 from outdo.utils.options import no_such_name
 from outdo.utils.text import counted
@@ -20,18 +19,21 @@ LOOKED_AT = 10_000
 
 
 def teacher_faults(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
-    """Yield a sentence for each device that is not there, each teacher that rows name, each place that none fills."""
-    for teacher in recipe.teachers:
-        if teacher.device:
-            try:
-                choose_device(teacher.device)
-            except UserError as error:
-                yield f"teachers: {teacher.name}: {error}"
+    """Yield a sentence for each teacher that rows name and that is not there, and for each place that no row fills."""
     rows = list(islice(questions, LOOKED_AT)) if recipe.teachers else []
     if rows:
         yield from _unknown_teachers([teacher.name for teacher in recipe.teachers], rows)
         for teacher in recipe.teachers:
             yield from _empty_places(teacher.hint or "", rows)
+
+
+def demonstration_faults(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
+    """Yield a sentence if no row has the column of the demonstrations."""
+    demonstrations = recipe.data.demonstrations
+    rows = list(islice(questions, LOOKED_AT)) if demonstrations else []
+    columns = {name for question in rows for name, value in question.columns.items() if value not in (None, "")}
+    if demonstrations and rows and demonstrations.column not in columns:
+        yield no_such_name("data.demonstrations: a column of the rows", demonstrations.column, sorted(columns))
 
 
 def _unknown_teachers(names: Sequence[str], rows: Sequence[Question]) -> Iterator[str]:

@@ -9,6 +9,7 @@ not count what its `delta` clips. TRL's `num_tokens` adds up over the run, with 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -24,15 +25,27 @@ from outdo.types import Batch, FinishReason, Group, Rollout, Step
 
 def step_metrics(step: Step) -> dict[str, float]:
     """Return all metrics that need no further computation of the model. Metrics without data are left out."""
+    answered = _by_policy(step)
     metrics = (
-        _reward_metrics(step)
-        | _completion_metrics(step)
-        | _episode_metrics(step)
+        _reward_metrics(answered)
+        | _completion_metrics(answered)
+        | _episode_metrics(answered)
         | _token_metrics(step)
         | _update_metrics(step)
     )
-    metrics |= within_group_metrics(step.groups) | across_question_metrics(step.groups)
+    metrics |= within_group_metrics(answered.groups) | across_question_metrics(answered.groups)
     return {name: value for name, value in metrics.items() if value is not None} | {**step.sampled.metrics}
+
+
+def _by_policy(step: Step) -> Step:
+    """Return the step without the answers of the data, which say nothing of the policy's own."""
+    if not any(group.demonstrated for group in step.groups):
+        return step
+    sampled = [not group.demonstrated for group in step.groups for _ in group.rollouts]
+    groups = [group for group in step.groups if not group.demonstrated]
+    rows = torch.tensor(sampled).nonzero().squeeze(1)
+    batch = step.batch.rows(rows) if groups else Batch.from_groups(())
+    return replace(step, sampled=replace(step.sampled, groups=groups), batch=batch)
 
 
 def _reward_metrics(step: Step) -> dict[str, float | None]:
