@@ -124,6 +124,27 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
     "kl_explosion": (steps((10, {"kl": 0.1}), (10, {"kl": 2.0})), "2 nats per token away"),
     "entropy_explosion": (steps((10, {"entropy": 0.3}), (10, {"entropy": 3.0})), "rose from 0.3 to 3 nats"),
     "entropy_collapse": (steps((10, {"entropy": 1.0}), (10, {"entropy": 0.05, "right": 0.4})), "fell from 1 to 0.05"),
+    "teacher_no_better": (
+        steps((12, {"teacher/right_minus_wrong": jumping(-0.1, 0.0, 12)})),
+        r"right answers no more probable than wrong ones .* by -0.04 nats an answer .-0.11 to .0.03.*makes no answer "
+        r"right.*outdo eval",
+    ),
+    "repeats_the_hint": (
+        steps(
+            (1, {"teacher/repeats_hint_ratio": 0.02, "teacher/opening_gap": 0.8, "completions/mean_length": 40.0}),
+            (5, {"teacher/repeats_hint_ratio": 0.5, "teacher/opening_gap": 0.8, "completions/mean_length": 40.0}),
+            (6, {"teacher/repeats_hint_ratio": 0.7, "teacher/opening_gap": 0.2, "completions/mean_length": 15.0}),
+        ),
+        "^61% of the answers repeat words of the hint, which only the teacher reads; at the start it was 2%.*"
+        "went from 0.8 to 0.2 nats. An answer has 15 tokens .40 at the start.*rlsd",
+    ),
+    "learns_the_opening": (
+        steps(
+            (10, {"teacher/opening_gap": 1.0, "teacher/later_gap": jumping(0.4, 0.5, 10)}),
+            (10, {"teacher/opening_gap": 0.3, "teacher/later_gap": jumping(0.4, 0.5, 10)}),
+        ),
+        "learns how the teacher begins.*fell from 1 to 0.3 nats a token, after them it went from 0.45 to 0.45",
+    ),
     "memorised": (
         steps(
             (1, {"eval/sampled": 0.5, "eval/sampled_high": 0.6}),
@@ -145,6 +166,11 @@ FIRES: Mapping[str, tuple[list[dict[str, Any]], str]] = {
             (10, {"completions/mean_length": 150.0, "reward": 0.5}),
         ),
         "grew from 50 to 150 tokens, and the reward did not rise",
+    ),
+    "closer_not_better": (
+        steps((20, {"teacher/divergence": [2.0 - 0.09 * n for n in range(20)], "right": jumping(0.44, 0.46)})),
+        r"still comes closer to the teacher .from 0.65 to 0.38 nats a token., and the share of right answers does not "
+        r"rise: by .0.7% .*stop here",
     ),
     "accuracy_fell": (
         steps(
@@ -237,6 +263,12 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     "kl_explosion": steps((20, {"kl": [0.001 * 1.25**n for n in range(20)]})),
     "entropy_explosion": steps((10, {"entropy": 0.01}), (10, {"entropy": 0.05})),
     "entropy_collapse": steps((10, {"entropy": 1.0}), (10, {"entropy": 0.05, "right": 0.97})),  # certain, and right
+    "teacher_no_better": steps((12, {"teacher/right_minus_wrong": jumping(-0.1, 0.1, 12)})),
+    "repeats_the_hint": steps((1, {"teacher/repeats_hint_ratio": 0.12}), (9, {"teacher/repeats_hint_ratio": 0.6})),
+    "learns_the_opening": steps(
+        (10, {"teacher/opening_gap": 1.0, "teacher/later_gap": 0.6}),
+        (10, {"teacher/opening_gap": 0.3, "teacher/later_gap": 0.5}),
+    ),
     "memorised": steps(
         (1, {"eval/sampled": 0.5, "eval/sampled_high": 0.6}),
         (19, {"right": 0.5, "transfer/visits": 2.0}),
@@ -248,6 +280,9 @@ SILENT: Mapping[str, list[dict[str, Any]]] = {
     ),
     "longer_not_better": steps(
         (10, {"completions/mean_length": 50.0, "reward": 0.2}), (10, {"completions/mean_length": 150.0, "reward": 0.8})
+    ),
+    "closer_not_better": steps(
+        (20, {"teacher/divergence": [2.0 - 0.09 * n for n in range(20)], "right": jumping(0.88, 0.94)})
     ),
     "accuracy_fell": steps(
         (1, {"reward": 0.4, "eval/greedy": 0.6, "eval/greedy_low": 0.4, "eval/greedy_high": 0.8}),

@@ -324,3 +324,50 @@ def test_the_evaluation_before_the_first_step_is_step_0() -> None:
     (found,) = diagnose(lines)
     assert (found.first, found.last) == (0, 6)
     assert with_initial_evaluation(lines, {}) == lines
+
+
+# ------------------------------------------------------------------------------------------------------------ teachers
+
+
+def test_a_teacher_that_likes_wrong_answers_is_a_warning_where_the_policy_learns_from_it_alone() -> None:
+    lines = steps((12, {"teacher/right_minus_wrong": jumping(-0.8, -0.6, 12)}))
+    alone = {"train": {"objective": "gkd"}}
+    (found,) = found_by("teacher_no_better", lines, alone)
+    assert found.level == "warning"
+    assert "makes answers wrong" in found.text
+    assert (found.first, found.last) == (1, 5)  # later the policy is like the teacher
+    (beside,) = found_by("teacher_no_better", lines, {"train": {"objective": "grpo", "advantage": "mopd"}})
+    assert beside.level == "note"
+
+
+def test_a_few_steps_with_answers_to_compare_say_nothing_of_a_teacher() -> None:
+    assert found_by("teacher_no_better", steps((4, {"teacher/right_minus_wrong": -0.5}), (9, {}))) == []
+
+
+CLOSER = {"teacher/gap": [2.0 - 0.06 * n for n in range(30)]}
+
+
+@pytest.mark.parametrize(
+    ("earned", "level"),
+    [
+        ({"reward": jumping(0.44, 0.46, 30), "reward_std": 0.5}, "warning"),
+        ({"reward": jumping(0.3, 0.6, 30), "reward_std": 0.5}, None),  # a rise may be there and not be seen
+        ({"reward": [min(0.9, 0.1 + 0.05 * n) for n in range(30)], "reward_std": 0.3}, "note"),  # it rose before
+        ({"reward": [0.1 + 0.02 * n for n in range(30)], "reward_std": 0.5}, None),
+        ({"reward": 1.0, "reward_std": 0.0}, None),  # nothing is rewarded
+        ({"reward": 1.0}, None),
+        ({"right": 0.0, "reward": 1.0}, "warning"),
+        ({"teacher/gap": [2.0] + [0.2 - 0.006 * n for n in range(29)], "right": 0.4}, None),  # it was near before
+        ({}, None),
+    ],
+)
+def test_a_distance_that_falls_without_a_gain_is_reported_where_a_gain_is_known(earned: Any, level: str | None) -> None:
+    found = found_by("closer_not_better", steps((30, {**CLOSER, **earned})))
+    assert [each.level for each in found] == ([level] if level else [])
+
+
+def test_the_opening_is_not_blamed_where_the_reward_rose() -> None:
+    gaps = {"teacher/opening_gap": [1.0] * 10 + [0.3] * 10, "teacher/later_gap": 0.5}
+    assert len(found_by("learns_the_opening", steps((20, gaps)))) == 1
+    rising = [0.1 + 0.04 * n for n in range(20)]
+    assert found_by("learns_the_opening", steps((20, {**gaps, "reward": rising}))) == []

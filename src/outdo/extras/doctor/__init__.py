@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outdo.extras.doctor import answers, hacks, outcome, policy, reading, rewards, tokens, tools
+from outdo.extras.doctor import answers, hacks, outcome, policy, reading, rewards, teachers, tokens, tools
 from outdo.extras.doctor.causes import CAUSES, LEVELS, causes_first
 from outdo.extras.doctor.method import drops_groups, reward_change
 from outdo.extras.doctor.series import Finding, Level, Metrics, RunMetrics, is_number
@@ -33,6 +33,9 @@ RULES: tuple[Rule, ...] = (
     hacks.left_language,
     hacks.fewer_words,
     outcome.memorised,
+    teachers.teacher_no_better,
+    teachers.repeats_the_hint,
+    teachers.learns_the_opening,
     tools.no_calls,
     tools.calls_not_read,
     tools.calls_fail,
@@ -56,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     policy.entropy_collapse,
     answers.shorter_answers,
     answers.longer_not_better,
+    teachers.closer_not_better,
     outcome.accuracy_fell,
     outcome.answers_got_worse,
     outcome.reward_fell,
@@ -67,7 +71,17 @@ RULES: tuple[Rule, ...] = (
 )
 """In causal order: the reward, questions and answers, the update, the policy, the result."""
 
-OF_THE_GROUPS = ("completions/", "frac_", "reads/", "reads_ratio/", "reward_", "rewards/", "tools/", "transfer/")
+OF_THE_GROUPS = (
+    "completions/",
+    "frac_",
+    "reads/",
+    "reads_ratio/",
+    "reward_",
+    "rewards/",
+    "teacher/",
+    "tools/",
+    "transfer/",
+)
 """How the names of metrics begin that are measured on the answers of the step."""
 
 

@@ -15,6 +15,7 @@ BY_LENGTH = ("reward_follows_length", "reward_against_length")
 WRONG_REWARD = ("constant_reward", "random_reward", "reward_against_right", *BY_LENGTH)
 LARGE_STEPS = ("steps_too_large", "kl_explosion")
 WRONG_STEPS = ("refused_updates", "engine_mismatch", "stale_answers", "critic_worse_than_mean", *LARGE_STEPS)
+WRONG_TEACHER = ("teacher_no_better", "repeats_the_hint", "learns_the_opening")
 BROKEN_POLICY = (*WRONG_REWARD, *WRONG_STEPS, "entropy_explosion", "entropy_collapse")
 NO_EFFECT = ("steps_too_small", "reward_outweighed")
 
@@ -22,6 +23,8 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "reward_follows_length": ("reward_against_right",),
     "reward_against_length": ("reward_against_right",),
     "watched_reward_fell": ("reward_against_right", *BY_LENGTH),
+    "repeats_the_hint": ("teacher_no_better",),
+    "learns_the_opening": ("teacher_no_better", "repeats_the_hint"),
     "turns_at_limit": ("calls_not_read", "calls_fail"),
     "stopped_reading": (*WRONG_STEPS, "entropy_explosion"),
     "truncation": ("reward_follows_length", "steps_too_large", "entropy_explosion", "reward_against_right"),
@@ -51,9 +54,10 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "fewer_words": ("stopped_reading", "repeats_itself", "left_language", *WRONG_STEPS),
     "shorter_answers": ("stopped_reading", *(rule for rule in BROKEN_POLICY if rule != "reward_follows_length")),
     "longer_not_better": tuple(rule for rule in BROKEN_POLICY if rule != "reward_against_length"),
-    "accuracy_fell": (*BROKEN_POLICY, *NO_EFFECT, "memorised", "truncation"),
-    "answers_got_worse": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
-    "reward_fell": (*BROKEN_POLICY, *NO_EFFECT, "truncation"),
+    "closer_not_better": (*WRONG_TEACHER, *BROKEN_POLICY, "truncation"),
+    "accuracy_fell": (*WRONG_TEACHER, *BROKEN_POLICY, *NO_EFFECT, "memorised", "truncation"),
+    "answers_got_worse": (*WRONG_TEACHER, *BROKEN_POLICY, *NO_EFFECT, "truncation"),
+    "reward_fell": (*WRONG_TEACHER, *BROKEN_POLICY, *NO_EFFECT, "truncation"),
     "held_out_rose": HACKS,
     "reward_rose": (*WRONG_REWARD, "memorised", "accuracy_fell", *HACKS),
     "slow_steps": ("slow_replica", "truncation"),
