@@ -21,27 +21,21 @@ OF_OBJECTIVE = ("weight", "correction", "bypass")
 
 def distillation(c: Conversion) -> None:
     """Set the teachers, and the loss from them, alone or beside that of the rewards."""
-    given = c.given
-    objective = c.settings.get("train.objective")
+    given, objective = c.given, c.settings.get("train.objective")
     if not given["distillation.enabled"] or objective is None:
         return
-    teachers, mode = _teachers(c), str(given[f"{DISTILLATION}.loss_mode"])
-    alone = not given[f"{DISTILLATION}.use_task_rewards"]
-    if mode not in (*DIVERGENCES, *TOP):
-        c.mistakes.append(f"{DISTILLATION}.loss_mode = {mode}: expected {', '.join((*DIVERGENCES, *TOP))}")
+    mode, alone = str(given[f"{DISTILLATION}.loss_mode"]), not given[f"{DISTILLATION}.use_task_rewards"]
+    if mistake := _mistake(c, mode, alone=alone):
+        c.mistakes.append(f"{DISTILLATION}.{mistake}")
         return
     _bounds(c, mode)
-    if not alone and (coefficient := given[f"{DISTILLATION}.distillation_loss_coef"]) <= 0:
-        c.mistakes.append(f"{DISTILLATION}.distillation_loss_coef = {coefficient}: expected a number above 0")
-        return
     if alone:
         for key in ("train.advantage", "train.critic", "train.kl_in_reward"):
             c.settings.pop(key, None)
         objective = {name: value for name, value in objective.items() if name in OF_OBJECTIVE}
+    teachers = _teachers(c)
     if given[f"{DISTILLATION}.use_policy_gradient"]:
         _as_advantage(c, mode, objective, alone=alone)
-    elif mode in SIGNED:
-        c.mistakes.append(f"{DISTILLATION}.loss_mode = {mode}: verl has it only with use_policy_gradient = true")
     elif mode in TOP:
         _over_the_vocabulary(c, piece("forward_kl", **_top(c, mode, teachers)), objective, alone=alone)
     elif isinstance(teachers, list):
@@ -49,6 +43,18 @@ def distillation(c: Conversion) -> None:
         _over_the_vocabulary(c, "reverse_kl", objective, alone=alone)
     else:
         _of_the_sampled_token(c, DIVERGENCES[mode], objective, alone=alone)
+
+
+def _mistake(c: Conversion, mode: str, *, alone: bool) -> str | None:
+    """Return what is wrong with the settings of the loss, or with a value that verl refuses too; None if nothing is."""
+    coefficient = c.given[f"{DISTILLATION}.distillation_loss_coef"]
+    if mode not in (*DIVERGENCES, *TOP):
+        return f"loss_mode = {mode}: expected {', '.join((*DIVERGENCES, *TOP))}"
+    if mode in SIGNED and not c.given[f"{DISTILLATION}.use_policy_gradient"]:
+        return f"loss_mode = {mode}: verl has it only with use_policy_gradient = true"
+    if not alone and coefficient <= 0:
+        return f"distillation_loss_coef = {coefficient}: expected a number above 0"
+    return None
 
 
 def _as_advantage(c: Conversion, mode: str, objective: Mapping[str, Any], *, alone: bool) -> None:
