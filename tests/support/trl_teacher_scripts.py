@@ -57,6 +57,7 @@ trainer.save_model(config.output_dir)
     written={
         "model_name_or_path": "org/small",
         "teacher_model_name_or_path": "org/big",
+        "teacher_model_init_kwargs": {"dtype": "bfloat16"},
         "dtype": "bfloat16",
         "output_dir": "gkd",
         "lmbda": 1.0,
@@ -67,7 +68,7 @@ trainer.save_model(config.output_dir)
         "peft_config": {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"},
         "train_dataset": "org/chats:train",
     },
-    remarks=["the teacher: device_map = auto of", "the teacher: dtype = bfloat16"],
+    remarks=["the teacher: device_map = auto of"],
 )
 
 SDPO = Script(

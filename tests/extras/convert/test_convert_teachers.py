@@ -176,6 +176,23 @@ def test_importance_weighted_distillation_has_its_gamma(tmp_path):
     assert not said(sparse, "loss_top_k")
 
 
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({"dtype": "bfloat16", "attn_implementation": "sdpa"}, "bfloat16"),
+        ('{"torch_dtype": "torch.bfloat16"}', "bfloat16"),
+        ({"dtype": "bfloat16", "quantization_config": {"load_in_4bit": True}}, "nf4"),
+        ({"load_in_8bit": True}, "int8"),
+        ({"dtype": "float32"}, "auto"),
+    ],
+)
+def test_the_weights_of_a_teacher_are_stored_as_in_trl(options, weights, tmp_path):
+    conversion = converted("DistillationTrainer", teacher_model_init_kwargs=options)
+    assert recipe_of(conversion, tmp_path).teachers[0].weights == weights
+    revised = converted("DistillationTrainer", teacher_model_init_kwargs={"revision": "v1"})
+    assert "revision: no counterpart" in said(revised, "teacher_model_init_kwargs")[0]
+
+
 def test_a_teacher_on_a_server_is_not_here():
     conversion = converted("IWOPDTrainer", use_teacher_server=True, teacher_model_server_url="http://localhost:8000")
     assert conversion.incomplete[0].startswith("teachers: the model of the server")

@@ -1,5 +1,6 @@
 """The method in the settings of TRL's trainers with teachers: divergence, teachers, hints, and their means."""
 
+import json
 from collections.abc import Mapping
 from string import Formatter
 from typing import Any
@@ -217,10 +218,34 @@ def put_other_teacher(c: Conversion) -> None:
         return
     if path := given["teacher_model_name_or_path"]:
         c.settings["teachers"] = path
-    if given["teacher_model_init_kwargs"]:
-        c.remark(
-            "teacher_model_init_kwargs", "outdo loads a teacher in float32, and computes with it as with the policy"
-        )
+    if path and (weights := _weights_of_teacher(c)):
+        c.settings["teachers"] = {"model": path, "weights": weights}
+
+
+WEIGHTS = {"load_in_4bit": "nf4", "load_in_8bit": "int8", "dtype": "bfloat16"}
+"""Arguments of a teacher's `from_pretrained`, the first of which counts, and how outdo stores its weights then."""
+SAME = ("dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "device_map", "quantization_config")
+
+
+def _weights_of_teacher(c: Conversion) -> str | None:
+    """Return how the teacher's weights are stored; None for as its files are, or more exactly."""
+    options = c.given["teacher_model_init_kwargs"]
+    if isinstance(options, str):  # as on a command line
+        try:
+            options = json.loads(options)
+        except ValueError as error:
+            c.mistakes.append(f"teacher_model_init_kwargs: expected JSON: {error}")
+    if not isinstance(options, Mapping):
+        return None
+    quantised = options.get("quantization_config")
+    options = {**options, **(quantised if isinstance(quantised, Mapping) else {})}
+    if others := [name for name in options if name not in (*WEIGHTS, *SAME)]:
+        c.remark("teacher_model_init_kwargs", f"{', '.join(others)}: no counterpart")
+    dtype = str(options.get("dtype", options.get("torch_dtype"))).rpartition(".")[2]
+    if dtype == "float16":
+        c.remark("teacher_model_init_kwargs", "outdo stores a teacher in float32 or bfloat16; left at auto")
+    chosen = {**options, "dtype": dtype == "bfloat16"}
+    return next((weights for name, weights in WEIGHTS.items() if chosen.get(name) is True), None)
 
 
 KINDS = {"base": "reference", "ema": "reference", "live": "policy"}

@@ -239,8 +239,9 @@ def _put_teacher(reading: Configuration, teacher: Any) -> None:
     for part, whole in ((of_teacher.written, reading.written), (of_teacher.unread, reading.unread)):
         if "model_name_or_path" in part:
             whole["teacher_model_name_or_path"] = part.pop("model_name_or_path")
-    others = [f"{name} = {value}" for name, value in of_teacher.written.items()] + of_teacher.remarks
-    reading.remarks += [f"the teacher: {other}" for other in others]
+    if of_teacher.written:
+        reading.written["teacher_model_init_kwargs"] = of_teacher.written
+    reading.remarks += [f"the teacher: {remark}" for remark in of_teacher.remarks]
     reading.missing += [f"the teacher: {sentence}" for sentence in of_teacher.missing]
 
 
