@@ -5,6 +5,7 @@ gradient: log π times log π - log π_T, where outdo has the ratio π / π_old.
 """
 
 import warnings
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +134,28 @@ def test_sdpo_has_the_gradient_of_trl_with_a_row_without_a_teacher(
     loss = module.SDPOTrainer._compute_self_distillation_loss(trainer, SimpleNamespace(training=True), {}, logits)
     ours = of_recipe(recipe, Case(case.batch, case.policy, teacher))
     assert_same(ours, loss if mode == "full_logits" else None, leaf, gradient_of=loss)
+
+
+def test_importance_weighted_distillation_has_the_gradient_of_trl(case: Case, tmp_path: Path) -> None:
+    trainer = experimental("iw_opd").IWOPDTrainer
+    recipe = recipe_of("IWOPDTrainer", {"iw_opd_gamma": 0.7, "temperature": 0.8, "max_length": 64}, tmp_path)
+    leaf, mask = case.policy.clone().requires_grad_(), case.batch.loss_mask
+    settings = SimpleNamespace(
+        temperature=0.8,
+        iw_opd_gamma=0.7,
+        iw_opd_epsilon=1e-8,
+        model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+    )
+    loss = trainer._compute_iw_opd_loss(
+        settings,
+        leaf,
+        case.batch.token_ids,
+        case.batch.token_ids.where(mask, -100),
+        chosen(case.teacher, case.batch, 0.8),
+        num_items_in_batch=mask.sum(),
+    )
+    assert_same(of_recipe(recipe, case), None, leaf, gradient_of=loss)
 
 
 def test_another_divergence_has_another_gradient(case: Case, tmp_path: Path) -> None:

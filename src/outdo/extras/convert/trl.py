@@ -35,7 +35,11 @@ SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-EARLIER_NAMES = {"torch_dtype": "dtype", "evaluation_strategy": "eval_strategy"}
+EARLIER_NAMES = {
+    "torch_dtype": "dtype",
+    "evaluation_strategy": "eval_strategy",
+    "ema_update_rate": "teacher_update_rate",
+}
 """Settings that TRL has had under another name."""
 
 CHAT = (
