@@ -14,12 +14,14 @@ from command_cases import outdo_process
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from benchmarks.family_models import small
 from outdo.extras.reward_models.model import RewardModel
 from outdo.extras.vllm.weights import write_weights
 from outdo.models.adapter import adapter_config
 from outdo.models.inspect_folder import conversion_notes, inspect_folder
 from outdo.models.loading import fit_adapter, load_model, save_model
 from outdo.models.policy import Policy
+from outdo.models.text_part import left_out
 from outdo.testing import byte_bpe_tokenizer
 from outdo.utils.errors import ModelError
 
@@ -124,6 +126,15 @@ def test_the_facts_of_a_folder_are_those_of_its_text_part(whole):
     assert facts.parameters + facts.other_parts == total
     (note,) = conversion_notes(facts)
     assert f"its text part is trained; the {facts.other_parts:,} weights of the parts that read images" in note
+
+
+@pytest.mark.parametrize("family", ["git", "phi4_multimodal"])
+def test_a_decoder_that_reads_images_itself_is_loaded_whole(family: str, tmp_path: Path):
+    model, tokens = small(family), torch.arange(5, 15)[None]
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert not left_out(loaded)
+    assert torch.equal(loaded(input_ids=tokens).logits, model(input_ids=tokens).logits)
 
 
 def test_a_text_part_in_several_files_is_whole_too(gemma3, tmp_path):

@@ -84,7 +84,8 @@ def _without_other_parts(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
         kind.__init__(model, *arguments, **options)
         body: nn.Module = model.base_model
         reached = {model.get_decoder(), model.get_output_embeddings()}
-        names = [name for name, part in body.named_children() if not reached & {*part.modules()}]
+        children = [] if body in reached else body.named_children()  # Phi-4-multimodal's decoder reads images itself
+        names = [name for name, part in children if not reached & {*part.modules()}]
         for name in names:
             setattr(body, name, None)
         prefix = "" if body is model else f"{model.base_model_prefix}."
