@@ -1,4 +1,4 @@
-"""Along which dimension each weight of a divided model is cut.
+"""Along which dimension each weight of a divided model is cut, and which weights no layer gathers.
 
 transformers reads this process's part of each tensor of a file, and makes a weight of these parts. Where it joins or
 splits tensors along their first dimension, parts that are cut along the same one would get the rows of others.
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 
+from outdo.models.inspect_folder import IN_A_LAYER
 from outdo.utils.errors import ModelError
 
 
@@ -32,6 +33,15 @@ def placements(model: PreTrainedModel, replicas: int) -> Callable[[nn.Parameter]
             )
         dimensions[weight] = Shard(even[0])
     return dimensions.get
+
+
+def shared_by_layers(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights that several layers have in common, as in Zamba. A layer cannot gather them for the others."""
+    layers: dict[nn.Parameter, set[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if match := IN_A_LAYER.search(name):
+            layers.setdefault(weight, set()).add(name[: match.end()])
+    return {weight for weight, names in layers.items() if len(names) > 1}
 
 
 def _made_of_rows(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:

@@ -26,7 +26,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from outdo.extras.replicas.lockstep import LockstepReplicas, fatal_errors
-from outdo.extras.replicas.placements import placements
+from outdo.extras.replicas.placements import placements, shared_by_layers
 from outdo.models.sharding import Sharding
 from outdo.models.text_part import leave_out_as
 from outdo.utils.sharded_tensors import own_part
@@ -142,9 +142,10 @@ class Sharded(Sharding):
         self.how = how
         self.root = Root(model, head)
         how = {**how, "shard_placement_fn": placements(model, how["mesh"].size())}
-        for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                fully_shard(layer, **how)
+        of_all = shared_by_layers(model)  # the root gathers them
+        for layer in reversed(list(model.modules())):  # a layer within another one first
+            if isinstance(layer, GradientCheckpointingLayer) and not of_all.issuperset(layer.parameters()):
+                fully_shard(layer, **how, ignored_params=of_all)
         # Also after a forward pass the parameters of the root have to be its parts, which an optimiser and a state see.
         fully_shard(self.root, **how, reshard_after_forward=True)
         self.parts = [part for part in self.root.modules() if isinstance(part, FSDPModule)]
