@@ -47,6 +47,14 @@ NO_TEXT: Mapping[str, str] = {
 }
 """Families that are listed although they are not language models by themselves."""
 
+MARKS = (
+    ("¹", "Routed experts are not replayed", "experts"),
+    ("²", "No LoRA", "lora"),
+    ("³", "No replicas", "replicas"),
+    ("⁴", "Weights are not divided", "divided"),
+)
+"""What is said of families where a column has a reason: a mark, the words, and the column."""
+
 CLASS = re.compile(r"^is refused: \w+: ")
 """How the reason of a refusal begins, with the class of the model."""
 
@@ -162,12 +170,16 @@ def page(rows: Iterable[Mapping[str, Any]]) -> str:
     fast = [row for row in rows if is_fast(row)]
     slower = [row for row in rows if "error" not in row and not is_fast(row)]
     without = [row for row in rows if "error" in row]
+    trained = [row for row in rows if "divided" in row]
+    equal = {column: sum(not row[column] for row in trained) for column in ("replicas", "divided")}
     ways = _alike(slower, lambda row: f"{row['training']} | {row['sampling']} | {_reason(row)}")
     errors = _alike(without, lambda row: _cell(CLASS.sub("is refused: ", row["error"]).partition(" (")[0]))
     return "\n".join(
         [
             f"With transformers {transformers.__version__}: {len(rows)} families, of the "
-            f"{len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)} that `AutoModelForCausalLM` lists.",
+            f"{len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)} that `AutoModelForCausalLM` lists. Two replicas compute "
+            f"the loss and the gradient of one process for {equal['replicas']} of the {len(trained)} that are not "
+            f"refused, with weights divided among them for {equal['divided']}.",
             "",
             f"## On the fast ways: {len(fast)}",
             "",
@@ -200,15 +212,19 @@ def _alike(rows: Iterable[Mapping[str, Any]], cells: Callable[[Mapping[str, Any]
 
 
 def _marked(row: Mapping[str, Any]) -> str:
-    """Return the name of a family, with a mark where experts are not replayed, and where LoRA does not attach."""
-    experts = row.get("experts", "") not in ("", "replayed")
-    return row["family"] + "¹" * experts + "²" * bool(row.get("lora"))
+    """Return the name of a family, with the marks of what it cannot do."""
+    return row["family"] + "".join(mark for mark, _, column in MARKS if _is_lacking(row, column))
+
+
+def _is_lacking(row: Mapping[str, Any], column: str) -> bool:
+    return row.get(column, "") not in ("", "replayed")
 
 
 def _marks(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield what the marks say, once for each reason."""
-    for mark, says, column in (("¹", "Routed experts are not replayed", "experts"), ("²", "No LoRA", "lora")):
-        marked = [row for row in rows if row[column] not in ("", "replayed")]
+    rows = list(rows)
+    for mark, says, column in MARKS:
+        marked = [row for row in rows if _is_lacking(row, column)]
         reasons = dict.fromkeys(row[column] for row in marked)
         named = (
             f"{_cell(reason)} ({', '.join(row['family'] for row in marked if row[column] == reason)})"

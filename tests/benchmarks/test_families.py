@@ -37,7 +37,7 @@ def test_a_family_that_reads_what_comes_later_is_refused_in_a_sentence():
 
 @pytest.mark.release
 def test_two_replicas_compute_the_update_of_one_process(tmp_path: Path):
-    families = ("qwen3", "nemotron_h", "deepseek_v3")
+    families = ("qwen3", "nemotron_h", "deepseek_v3", "kimi_linear", "zamba")
     assert columns_of(families, tmp_path) == dict.fromkeys(families, EQUAL)
 
 
