@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from outdo.algorithms.advantages.signal import rewards_differ, signal_of
