@@ -62,6 +62,8 @@ def test_answers_that_repeat_the_hints_own_words_are_counted():
     assert share("{prompt} {answer} or so", "so 4 or so") == {}  # no three words of its own follow each other
     assert share("{prompt} it is {answer} I think so", "it is 4 I think so") == {name: 1.0}
     assert share(hint) == {}
+    of_data = replace(group(), rollouts=(rollout(2, 1.0, text="the right answer"),), demonstrated=True)
+    assert Hints(hint, lambda prompt, text: (), lambda token_ids: "").metrics([of_data]) == {}
 
 
 def test_an_answer_whose_places_cannot_be_filled_has_no_hint():

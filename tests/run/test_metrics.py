@@ -116,9 +116,10 @@ def test_episodes_without_a_turn_left_are_counted() -> None:
 # ------------------------------------------------------------------------------------------------------------ teachers
 
 
-def liking(*answers: tuple[bool | None, list[float]]) -> float | None:
+def liking(*answers: tuple[bool | None, list[float]], demonstrated: bool = False) -> float | None:
     """`teacher/right_minus_wrong` of one question, from the verdict of each answer and δ of its tokens."""
     one = group(*[rollout(len(deltas), float(right or 0), right=right) for right, deltas in answers])
+    one = replace(one, demonstrated=demonstrated)
     batch = Batch.from_groups([one])
     old, teacher = torch.zeros(batch.loss_mask.shape), torch.zeros(batch.loss_mask.shape)
     teacher[batch.loss_mask] = torch.tensor([delta for _, deltas in answers for delta in deltas])
@@ -135,6 +136,7 @@ def test_a_teacher_likes_right_answers_more_if_their_tokens_are_more_probable_to
     assert liking((True, [-1.0]), (True, [0.0]), (False, [0.5])) == pytest.approx(-1.0)
     assert liking((True, [0.5]), (True, [0.2])) is None
     assert liking((True, [0.5]), (None, [0.2])) is None
+    assert liking((True, [0.5]), (False, [-0.5]), demonstrated=True) is None  # the policy did not write them
 
 
 def test_a_teacher_does_not_like_an_answer_less_because_it_is_longer() -> None:

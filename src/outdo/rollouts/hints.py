@@ -40,6 +40,7 @@ class Hints:
         repeats = [
             bool(in_a_row(rollout.text) & (of_hint - in_a_row(last_text(group.prompt.text))))
             for group in groups
+            if not group.demonstrated
             for rollout in group.rollouts
         ]
         return {"teacher/repeats_hint_ratio": sum(repeats) / len(repeats)} if of_hint and repeats else {}

@@ -55,7 +55,7 @@ def _right_minus_wrong(step: Step, delta: Tensor, taught: Tensor) -> float | Non
         rows = slice(first, first + len(group.rollouts))
         first = rows.stop
         of_answers = taught[rows]
-        if not of_answers.any():
+        if group.demonstrated or not of_answers.any():
             continue
         centred = (delta[rows] - delta[rows][of_answers].mean()).where(of_answers, 0.0).sum(1).tolist()
         judged = [
