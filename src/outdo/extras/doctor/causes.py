@@ -27,7 +27,10 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "learns_the_opening": ("teacher_no_better", "repeats_the_hint"),
     "turns_at_limit": ("calls_not_read", "calls_fail"),
     "stopped_reading": (*WRONG_STEPS, "entropy_explosion"),
-    "truncation": ("reward_follows_length", "steps_too_large", "entropy_explosion", "reward_against_right"),
+    "truncation": (
+        *("reward_follows_length", "steps_too_large", "entropy_explosion", "reward_against_right"),
+        "repeats_the_hint",
+    ),
     "identical_answers": (*WRONG_REWARD, *HACKS, "memorised", "entropy_collapse", "steps_too_large"),
     "memorised": WRONG_REWARD,
     "too_easy": (*WRONG_REWARD, *HACKS, "memorised", "identical_answers"),
@@ -53,7 +56,10 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "left_language": (*WRONG_REWARD, "stopped_reading", "repeats_itself", *WRONG_STEPS, "entropy_explosion"),
     "fewer_words": ("stopped_reading", "repeats_itself", "left_language", *WRONG_STEPS),
     "shorter_answers": ("stopped_reading", *(rule for rule in BROKEN_POLICY if rule != "reward_follows_length")),
-    "longer_not_better": tuple(rule for rule in BROKEN_POLICY if rule != "reward_against_length"),
+    "longer_not_better": (
+        *(rule for rule in BROKEN_POLICY if rule != "reward_against_length"),
+        "repeats_the_hint",
+    ),
     "closer_not_better": (*WRONG_TEACHER, *BROKEN_POLICY, "truncation"),
     "accuracy_fell": (*WRONG_TEACHER, *BROKEN_POLICY, *NO_EFFECT, "memorised", "truncation"),
     "answers_got_worse": (*WRONG_TEACHER, *BROKEN_POLICY, *NO_EFFECT, "truncation"),
