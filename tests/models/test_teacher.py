@@ -268,7 +268,7 @@ def test_the_logits_of_a_divergence_need_no_more_memory_where_the_vocabulary_is_
         largest.append(max(logits.numel(), teacher_logits.numel()))
         return reverse_kl()(logits, teacher_logits, temperature)
 
-    monkeypatch.setattr(logprobs_module, "LOGIT_BYTES", {"cpu": 2**16, "cuda": 2**16})
+    monkeypatch.setattr(logprobs_module, "SUM_BYTES", {"cpu": 2**16, "cuda": 2**16})
     for words in (512, 4096):
         model, tokenizer = tiny_model(vocab=words)
         policy = Policy(model, tokenizer)

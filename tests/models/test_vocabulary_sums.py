@@ -115,7 +115,7 @@ def test_the_logits_of_a_sum_need_no_more_memory_where_the_vocabulary_is_larger(
         largest.append(logits.numel())
         return token_collision(logits, temperature)
 
-    monkeypatch.setattr(module, "LOGIT_BYTES", {"cpu": 2**16, "cuda": 2**16})
+    monkeypatch.setattr(module, "SUM_BYTES", {"cpu": 2**16, "cuda": 2**16})
     for words in (512, 4096, 16_384):
         head = torch.nn.Linear(4, words)
         largest.clear()

@@ -7,6 +7,10 @@ LOGIT_BYTES = {"cpu": 8 * 2**20, "mps": 256 * 2**20, "cuda": 256 * 2**20}
 """Bytes of logits that exist at a time, by the type of the device. A processor is fastest while they stay in its
 cache, an accelerator at large products."""
 
+SUM_BYTES = {"cpu": 32 * 2**20, "mps": 256 * 2**20, "cuda": 256 * 2**20}
+"""Bytes of the logits that a sum over the vocabulary gets at a time, by the type of the device. It may make some ten
+tensors of that size."""
+
 LOGIT_COLUMNS = 256
 """The smallest number of columns of the vocabulary whose logits are computed at a time, whatever their bytes."""
 

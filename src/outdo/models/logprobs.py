@@ -22,7 +22,7 @@ from outdo.algorithms.vocabulary_sums import (
     token_entropy,
     token_logprobs,
 )
-from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS
+from outdo.models.limits import LOGIT_BYTES, LOGIT_COLUMNS, SUM_BYTES
 from outdo.models.onednn import LINEAR, current_gradients, product
 
 Head = Callable[[Tensor], Tensor]  # hidden states [N, H] -> logits [N, V]
@@ -104,7 +104,8 @@ def _scores_of_linear(
     logprobs, entropies = _along_vocabulary(head, hidden, token_ids, temperature, any(is_entropy), chunk)
     others = [number for number, entropy in enumerate(is_entropy) if not entropy]
     of_others, read = _together([sums[number] for number in others], data and [data[number] for number in others])
-    fitting = LOGIT_BYTES["cuda"] // (hidden.element_size() * len(head.weight))
+    bytes_at_once = SUM_BYTES.get(hidden.device.type, SUM_BYTES["cuda"])
+    fitting = bytes_at_once // (hidden.element_size() * len(head.weight))
     tokens = chunk or max(1, min(CHUNK, fitting))
     values = iter(_in_chunks(head, of_others, tokens, hidden, temperature, *read) if others else ())
     return logprobs, *(

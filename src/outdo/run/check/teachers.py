@@ -8,6 +8,7 @@ from outdo.config.recipe import Recipe
 from outdo.config.teachers import POLICY, TeacherSection
 from outdo.data.questions import Question
 from outdo.models.inspect_folder import ModelFacts, inspect_folder
+from outdo.models.limits import SUM_BYTES
 from outdo.run.check import cost
 from outdo.utils.errors import ModelError
 from outdo.utils.hints import ANSWER, COLUMN, FEEDBACK, RIGHT, places, teacher_of
@@ -16,6 +17,10 @@ from outdo.utils.text import counted
 
 LOOKED_AT = 10_000
 """Rows that are looked at; the questions of a stream are read from disk."""
+
+
+BUFFERS = 10
+"""Tensors of logits that a divergence and its gradient make at a time, of `SUM_BYTES` each."""
 
 
 def teacher_faults(recipe: Recipe, questions: Sequence[Question]) -> Iterator[str]:
@@ -60,6 +65,8 @@ def teacher_memory(recipe: Recipe, facts: ModelFacts, longest: int) -> dict[str,
     memory = {"weights of the teachers": 0, "hidden states of the teachers while training": 0}
     if not needs_teacher(recipe):
         return {}
+    at_once = SUM_BYTES.get(recipe.device, SUM_BYTES["cuda"]) if not cost.on_cpu(recipe) else SUM_BYTES["cpu"]
+    memory["logits of policy and teachers while training"] = BUFFERS * at_once
     answers = recipe.train.prompts * recipe.train.group_size * longest
     for teacher in recipe.teachers:
         model = facts
