@@ -44,11 +44,16 @@ def needs_reference(recipe: Recipe, objective_options: Mapping[str, Any] | None 
     return asked or any(teacher.model == REFERENCE for teacher in recipe.teachers)
 
 
-def needs_teacher(recipe: Recipe) -> bool:
-    """Return whether the recipe's pieces use a teacher, as far as their source shows."""
+def has_teacher_divergence(recipe: Recipe) -> bool:
+    """Return whether the objective has a divergence from the teachers, as far as its source shows."""
     objective = recipe.train.objective
     of_preset = facts_of_objective(objective.name).from_teacher
-    return bool(objective.options.get("teacher_beta", of_preset)) or "teacher" in recipe.advantage_requires
+    return bool(objective.options.get("teacher_beta", of_preset))
+
+
+def needs_teacher(recipe: Recipe) -> bool:
+    """Return whether the recipe's pieces use a teacher, as far as their source shows."""
+    return has_teacher_divergence(recipe) or "teacher" in recipe.advantage_requires
 
 
 def samples_elsewhere(recipe: Recipe) -> bool:

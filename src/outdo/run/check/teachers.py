@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from outdo.config.options import needs_teacher
+from outdo.config.options import has_teacher_divergence, needs_teacher
 from outdo.config.recipe import Recipe
 from outdo.config.teachers import POLICY, TeacherSection
 from outdo.data.questions import Question
@@ -57,31 +57,40 @@ def _empty_places(hint: str, rows: Sequence[Question]) -> Iterator[str]:
 
 
 def teacher_memory(recipe: Recipe, facts: ModelFacts, longest: int) -> dict[str, int]:
-    """Compute the bytes that the teachers of a recipe take, by purpose; parts that files do not tell are left out.
+    """Compute the bytes that teachers take of the policy's device, by purpose; what files do not tell is left out.
 
-    For a divergence over the vocabulary there are, of each teacher, the hidden states of all sequences of a step, of at
-    most `longest` tokens, and of the policy as a teacher its output layer as it was before the update.
+    For a divergence over the vocabulary there are the logits of some tokens, and in main memory, of each teacher, the
+    hidden states of all sequences of a step, of at most `longest` tokens. Of the policy as a teacher there is its
+    output layer as it was before the update.
     """
-    memory = {"weights of the teachers": 0, "hidden states of the teachers while training": 0}
     if not needs_teacher(recipe):
         return {}
-    at_once = SUM_BYTES.get(recipe.device, SUM_BYTES["cuda"]) if not cost.on_cpu(recipe) else SUM_BYTES["cpu"]
-    memory["logits of policy and teachers while training"] = BUFFERS * at_once
-    answers = recipe.train.prompts * recipe.train.group_size * longest
-    for teacher in recipe.teachers:
-        model = facts
-        if teacher.is_folder:
-            try:
-                model = inspect_folder(teacher.model)
-            except ModelError:
-                continue  # `outdo check` has it among the errors
-            if teacher.device in ("", recipe.device):
-                memory["weights of the teachers"] += cost.adapter_size(model, _stored(teacher, model), 0).base
-        width = model.hidden_size or 0
-        memory["hidden states of the teachers while training"] += cost.FLOAT32 * width * answers
-        if teacher.model == POLICY:
-            memory["weights of the teachers"] += cost.FLOAT32 * width * (facts.vocab_size or 0)
+    models = [(teacher, found) for teacher in recipe.teachers if (found := _facts(teacher, facts)) is not None]
+    memory = {"weights of the teachers": sum(_weights(*model, recipe) for model in models)}
+    if has_teacher_divergence(recipe):
+        at_once = SUM_BYTES["cpu"] if cost.on_cpu(recipe) else SUM_BYTES.get(recipe.device, SUM_BYTES["cuda"])
+        memory["logits of policy and teachers while training"] = BUFFERS * at_once
+        answers = recipe.train.prompts * recipe.train.group_size * longest
+        width = sum(model.hidden_size or 0 for _, model in models)
+        states = cost.FLOAT32 * width * answers * cost.on_cpu(recipe)
+        memory["hidden states of the teachers while training"] = states
     return {name: size for name, size in memory.items() if size}
+
+
+def _facts(teacher: TeacherSection, policy: ModelFacts) -> ModelFacts | None:
+    """Return what is known of a teacher's model; None for a folder that is not sound: `outdo check` has its faults."""
+    try:
+        return inspect_folder(teacher.model) if teacher.is_folder else policy
+    except ModelError:
+        return None
+
+
+def _weights(teacher: TeacherSection, facts: ModelFacts, recipe: Recipe) -> int:
+    """Return the bytes of a teacher's weights on the policy's device that no other part of the estimate has."""
+    if teacher.model == POLICY:
+        return cost.FLOAT32 * (facts.hidden_size or 0) * (facts.vocab_size or 0)
+    is_there = teacher.is_folder and teacher.device in ("", recipe.device)
+    return cost.adapter_size(facts, _stored(teacher, facts), 0).base if is_there else 0
 
 
 def _stored(teacher: TeacherSection, facts: ModelFacts) -> str:
