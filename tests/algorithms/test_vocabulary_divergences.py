@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from toys import assert_close
@@ -155,3 +155,37 @@ def test_trl_computes_the_same(temperature: float):
     assert_close(ours(forward_kl()), of_trl(gkd, 0.0))
     assert_close(ours(jensen_shannon(beta=0.3)), of_trl(gkd, 0.3), tolerance=1e-7)  # TRL's β is a float32 tensor
     assert_close(ours(forward_kl(top=4)), of_trl(iw_opd, 0.0, top_k=4))
+
+
+def moments(policy: Tensor, following: Tensor, teacher: Tensor, teacher_following: Tensor, *, whole: bool) -> Tensor:
+    """The mean gradient of answers of two words by all logits, and its variance in all: enumerated. [V + V², ] and 1
+
+    `policy` [V] is of the first word, `following` [V, V] of the second behind each first one. Without `whole` a
+    gradient is that of the sampled words.
+    """
+    leaves = [policy.clone().requires_grad_(), following.clone().requires_grad_()]
+    mean, square = torch.zeros(policy.numel() + following.numel(), dtype=torch.float64), torch.zeros(())
+    for first in range(len(policy)):
+        for second in range(len(policy)):
+            places = [(leaves[0], teacher, first), (leaves[1][first], teacher_following[first], second)]
+            loss, chance = torch.zeros(()), torch.ones(())
+            for logits, of_teacher, word in places:
+                logprobs = logits.log_softmax(-1)
+                chance = chance * logprobs[word].detach().exp()
+                if whole:
+                    loss = loss + reverse_kl()(logits, of_teacher, 1.0)
+                else:
+                    loss = loss - (of_teacher.log_softmax(-1) - logprobs.detach())[word] * logprobs[word]
+            gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, leaves)])
+            mean, square = mean + chance * gradient, square + chance * gradient.square().sum()
+    return torch.cat([mean, (square - mean.square().sum())[None]])
+
+
+@settings(max_examples=15)
+@given(SEEDS)
+def test_of_whole_answers_the_whole_vocabulary_has_the_same_mean_gradient_and_less_variance(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (torch.randn(2, *size, generator=generator, dtype=torch.float64) for size in ((4,), (4, 4)))
+    sampled, whole = (moments(first[0], second[0], first[1], second[1], whole=whole) for whole in (False, True))
+    assert_close(sampled[:-1], whole[:-1])
+    assert whole[-1] < sampled[-1]
