@@ -79,7 +79,7 @@ def test_a_step_executes_nothing_of_the_extras():
 def test_the_reading_path_is_short_and_a_plain_step_executes_every_file_of_it():
     path = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", CONTRIBUTING, flags=re.MULTILINE)
     assert len(path) == 18
-    assert sum((SOURCE / file).read_text(encoding="utf-8").count("\n") for file in path) <= 3_760
+    assert sum((SOURCE / file).read_text(encoding="utf-8").count("\n") for file in path) <= 3_775
     assert set(path) <= executed(lambda: list(steps()))
 
 

@@ -12,6 +12,7 @@ from benchmarks.quickstart_picture import PICTURE, RUNS, filled, of_task, pictur
 from outdo.config.names import (
     ADVANTAGES,
     ALGORITHMS,
+    COMPOSED_NUMBERS,
     COMPOSED_PIECES,
     CRITICS,
     DIVERGENCES,
@@ -39,6 +40,7 @@ def test_the_settings_are_counted_with_the_options_of_the_pieces():
     assert counted is not None
     specs = [(place, spec) for place, known in PLACES.items() for spec in known.values()]
     options = {(place, option) for place, spec in specs for option in signature_of(spec).options}
+    options |= {("objective", name) for name in (*COMPOSED_NUMBERS, *COMPOSED_PIECES)}
     options |= {("engine", option) for option in OWN_OPTIONS}
     options |= {("track", option) for name in TRACKERS for option in tracker_options(name).options}
     options |= {("environment", option) for option in (*LIMITS, *AGENT_LIMITS, "functions", "run")}

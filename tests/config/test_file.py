@@ -151,7 +151,7 @@ def test_all_mistakes_are_reported_at_once(recipe):
         'command line: eval.rows: expected a whole number, found "many"',
         "modle: unknown setting; did you mean model?",
         "train.objective.clip_lo: unknown option; did you mean clip_low? grpo takes clip_low, clip_high, beta, "
-        "entropy_bonus, kl_ratio, log_ratio_clamp, bypass, teacher_beta, level, surrogate, divergence, weight ...",
+        "entropy_bonus, kl_ratio, log_ratio_clamp, bypass, teacher_beta, echo, level, surrogate, divergence ...",
         'optim.schedule: nothing is called "cosin"; did you mean cosine?',
         "train.minibatches = 64: a minibatch consists of whole groups, of which there are only train.prompts = 32",
     ]

@@ -22,6 +22,13 @@ Case = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """What the note says, settings with which it is true, and such with which it would be false."""
 
 NOTES: Mapping[str, Sequence[Case]] = {
+    "_echo_without_environment": [
+        (
+            "train.objective.echo has no effect",
+            ["train.objective={name='grpo', echo=0.05}"],
+            [["train.objective={name='grpo', echo=0.05}", GAME, "rewards=environment"]],
+        ),
+    ],
     "_unused_teachers": [
         (
             "teachers have no effect",

@@ -68,6 +68,17 @@ def test_a_run_that_is_killed_within_its_episodes_equals_an_uninterrupted_one(ga
     assert_same(game / "killed", game / "whole")
 
 
+def test_a_policy_with_echo_learns_to_foresee_what_the_game_says(game: Path) -> None:
+    echo = 'train.objective={name = "grpo", beta = 0.0, echo = 1.0}'
+    outdo_(game, "train", "recipe.toml", "run=./echo", *SETTINGS, echo, "optim.lr=1e-2", "eval.every=0")
+    lines, usual = metrics(game / "echo"), metrics(game / "whole")
+    foreseen = [line["loss/environment"] for line in lines]
+    assert foreseen[-1] > foreseen[0] / 2  # both are below 0
+    for name in ("reward", "num_tokens", "entropy", "num_trained_tokens", "loss/policy", "advantage"):
+        assert lines[0][name] == pytest.approx(usual[0][name], abs=1e-6), name
+    assert "loss/environment" not in usual[0]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "way",

@@ -68,6 +68,11 @@ def _objective_without_ratio(recipe: Recipe, _: Mapping[str, Any]) -> Iterator[s
         yield f"{name} has no ratio: after the first optimiser step of a batch its gradient is that of another policy"
 
 
+def _echo_without_environment(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
+    if options.get("echo") and recipe.environment is None:
+        yield "train.objective.echo has no effect: without an environment nothing answers the policy"
+
+
 def _unused_reference(recipe: Recipe, options: Mapping[str, Any]) -> Iterator[str]:
     reference = recipe.reference
     settings = {"model": reference.model, "sync.every": reference.sync and reference.sync.every}
@@ -184,6 +189,7 @@ NOTES: Sequence[NoteRule] = (
     _options_of_a_replaced_surrogate,
     _level_without_effect,
     _objective_without_ratio,
+    _echo_without_environment,
     _unused_reference,
     _unused_teachers,
     _kl_twice_or_never,

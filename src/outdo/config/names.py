@@ -72,6 +72,7 @@ COMPOSED_NUMBERS = {
     "log_ratio_clamp": 20.0,
     "bypass": False,
     "teacher_beta": 0.0,
+    "echo": 0.0,
 }
 """The numbers of a composed objective that a recipe can set in the same way, and an example of each."""
 

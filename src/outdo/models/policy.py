@@ -326,6 +326,6 @@ def _loss_and_grads(objective: Objective, scores: TokenScores, micro: Batch) -> 
 
 def _values(terms: Terms) -> dict[str, float]:
     parts = {"loss/policy": terms.policy, "loss/divergence": terms.divergence, "loss/entropy": terms.entropy}
-    if terms.teacher is not None:
-        parts["loss/teacher"] = terms.teacher
+    further = {"loss/teacher": terms.teacher, "loss/environment": terms.environment}
+    parts |= {name: term for name, term in further.items() if term is not None}
     return {name: float(term.detach()) for name, term in {"loss": terms.loss, **parts}.items()}

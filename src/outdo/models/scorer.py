@@ -232,9 +232,13 @@ class Scorer(MicroBatched):
 
 
 def token_scores(model_forward: Forward, batch: Batch, sums: Sums = NO_SUMS, chunk: int | None = None) -> TokenScores:
-    """Compute log π and `sums` of the batch's trained tokens, 0 elsewhere, [B, T] each. See `Scorer.scores`."""
+    """Compute log π and `sums` of the batch's trained tokens, 0 elsewhere, [B, T] each. See `Scorer.scores`.
+
+    An objective that reads the environment's tokens gets those of `batch.environment` too.
+    """
     batch = batch.to(model_forward.device)
-    rows, columns = batch.loss_mask.nonzero(as_tuple=True)
+    read = batch.loss_mask if batch.environment is None else batch.loss_mask | batch.environment
+    rows, columns = read.nonzero(as_tuple=True)
     logprobs, *values = model_forward.with_weights(
         partial(model_forward.scores_at, batch, rows, columns, sums=tuple(sums.values()), chunk=chunk)
     )

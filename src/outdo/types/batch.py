@@ -43,11 +43,14 @@ class Totals:
     rows: int  # all rows
     sequences: int  # rows with at least one trained token
     tokens: int  # trained tokens
+    environment: int = 0  # tokens of `Batch.environment`
     groups: int  # groups with at least one trained token
     padded_length: int  # T of the whole step
 
     @classmethod
-    def of(cls, loss_mask: Bool[Tensor, "B T"], group: Int[Tensor, "B"]) -> "Totals":
+    def of(
+        cls, loss_mask: Bool[Tensor, "B T"], group: Int[Tensor, "B"], environment: Bool[Tensor, "B T"] | None = None
+    ) -> "Totals":
         """Count the tokens to train on, and the rows and groups that have any."""
         rows = loss_mask.any(1)
         return cls(
@@ -56,6 +59,7 @@ class Totals:
             tokens=int(loss_mask.sum()),
             groups=len(group[rows].unique()),
             padded_length=loss_mask.shape[1],
+            environment=0 if environment is None else int(environment.sum()),
         )
 
 
@@ -83,6 +87,7 @@ class Batch:
     inputs: tuple[Inputs, ...] = ()  # of each row, what the model reads beside its tokens; (): no row has any
     lessons: tuple[Lesson, ...] = ()  # of each row, who teaches it, and with which hint; (): no row has any
     totals: Totals
+    environment: Bool[Tensor, "B T"] | None = None  # tokens that an objective reads beside the trained ones
     old_logprobs: Float[Tensor, "B T"] | None = None  # log π_old, by the trainer, before this step's updates
     old_sums: Mapping[str, Float[Tensor, "B T"]] = field(default_factory=dict)  # of π_old over the vocabulary, by name
     ref_logprobs: Float[Tensor, "B T"] | None = None  # log π_ref
@@ -254,7 +259,7 @@ class Batch:
 
     def recounted(self) -> "Batch":
         """Return the same batch with new totals: after a split into optimiser steps, or a change of `loss_mask`."""
-        return self.with_(totals=Totals.of(self.loss_mask, self.group))
+        return self.with_(totals=Totals.of(self.loss_mask, self.group, self.environment))
 
     def microbatches(self, budget: int, *, whole_groups: bool = True) -> Iterator["Batch"]:
         """Split into micro-batches of at most `budget` tokens: see `micro_batch_rows`. All keep the `totals`."""

@@ -15,7 +15,7 @@ from outdo.utils.text import counted
 class TokenScores:
     """The policy's current log-probabilities of a batch's tokens, with their gradient, and sums over the vocabulary."""
 
-    logprobs: Float[Tensor, "B T"]  # log πθ; 0 where `loss_mask` is False
+    logprobs: Float[Tensor, "B T"]  # log πθ; 0 where neither `loss_mask` nor `environment` is True
     sums: Mapping[str, Float[Tensor, "B T"]] = field(default_factory=dict)  # by name, as the objective requires them
 
 
@@ -26,8 +26,9 @@ class Terms:
     policy: Float[Tensor, ""]  # Σ w · c · S, maximised
     divergence: Float[Tensor, ""]  # β · Σ w · D, subtracted
     entropy: Float[Tensor, ""]  # η · Σ w · H, added
-    loss: Float[Tensor, ""]  # -(policy - divergence + entropy - teacher), minimised
+    loss: Float[Tensor, ""]  # -(policy - divergence + entropy - teacher + environment), minimised
     teacher: Float[Tensor, ""] | None = None  # β_T · Σ w · D_T, subtracted; None: the objective has no such term
+    environment: Float[Tensor, ""] | None = None  # λ · mean log πθ of `Batch.environment`, added; None: no such term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -69,6 +69,10 @@ COVERED = {
         WALL_TIME,
         "run/test_ahead_runs.py::test_each_step_is_sampled_by_the_weights_that_the_lag_says",
     ),
+    "loss/environment": (
+        "log-probabilities of tokens that the policy did not sample",
+        "models/test_echo.py::test_the_gradient_is_that_of_the_objective_and_of_the_mean_log_probability",
+    ),
     "demonstrations/ratio": (
         "questions whose answers the policy did not sample",
         "rollouts/test_demonstrations.py::test_a_share_of_the_questions_is_demonstrated_and_the_rest_is_sampled",

@@ -30,6 +30,7 @@ from outdo.algorithms.advantages.signal import cannot_be_asked
 from outdo.algorithms.objectives.base import ComposedObjective, Objective, PlainObjective
 from outdo.algorithms.objectives.compat import compat
 from outdo.algorithms.objectives.corrections import product, truncate
+from outdo.algorithms.objectives.environment import WithEnvironment
 from outdo.algorithms.requirements import Requires, requirements_of
 from outdo.config.adapters import with_names_of_peft
 from outdo.config.methods import LIBRARY_OPTIONS
@@ -125,7 +126,9 @@ def build_objective(piece: Piece, *, filled: Mapping[str, Any] | None = None) ->
             # the factor ρ where it makes the gradient that of the reverse KL
             divergence = Piece.model_validate(replaced.get("divergence", "k3")).name
             replaced = {"kl_ratio": divergence in ("k1", "k3"), **replaced}
-        return replace(objective, **{name: _override(name, value, filled) for name, value in replaced.items()})
+        echo = replaced.pop("echo", 0)
+        objective = replace(objective, **{name: _override(name, value, filled) for name, value in replaced.items()})
+        return WithEnvironment.of(objective, echo) if echo else objective
     except (TypeError, ValueError) as error:
         raise UserError([f"train.objective: {piece.name}: {error}"]) from error
 
