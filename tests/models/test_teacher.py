@@ -21,6 +21,7 @@ from outdo.algorithms.vocabulary_divergences import VocabularyDivergence, forwar
 from outdo.extras.record.tokens import FREE, token_record
 from outdo.models import logprobs as logprobs_module
 from outdo.models import teacher as teacher_module
+from outdo.models.adapter import adapter_config, attach
 from outdo.models.bundle import Models
 from outdo.models.optimiser import OptimiserSettings
 from outdo.models.policy import Policy
@@ -111,6 +112,40 @@ def test_the_divergence_trains_as_by_autograd_through_all_logits(
     of_tokens = update.tokens["teacher_divergence"]
     assert float(of_tokens.sum()) / batch.totals.tokens == pytest.approx(loss, rel=1e-10)
     assert not of_tokens[~batch.loss_mask].any()
+
+
+@pytest.mark.usefixtures("keep_float64")
+@pytest.mark.parametrize("modules", [[], ["lm_head"]], ids=["layers", "layers and head"])
+def test_an_adapter_learns_from_its_own_base_as_a_teacher_and_from_another_one(modules: list[str]):
+    """The base teaches without the adapter; with `lm_head` the student's output layer is the adapter's own."""
+    torch.manual_seed(0)
+    model, tokenizer = tiny_model()
+    attach(model, adapter_config("lora", r=4, target_modules="all-linear", modules_to_save=modules or None))
+    trained = Policy(model.double(), tokenizer, batch_sizes=BatchSizes(micro_batch_tokens=40, chunk=7))
+    base = Teacher.of(frozen(trained), name="base")
+    with torch.no_grad():
+        for weight in trained.optimiser.weights.values():  # an adapter that has been trained
+            weight += 0.05 * torch.randn_like(weight)
+    teachers, divergence = [base, teacher_of(hidden=48, name="wide")], jensen_shannon(beta=0.3)
+    weights = list(trained.optimiser.weights.values())
+    batch = read_by(teachers, prepared(policy=trained), states=True)
+    heads = {teacher.name: teacher.head() for teacher in teachers}
+    scores = trained.scores(batch, {"divergence": TeacherDivergence(divergence, heads)})
+    loss = scores.sums["divergence"].sum() / batch.totals.tokens
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for row in range(len(batch)):
+        logits = all_logits(trained.model, batch, row)
+        for teacher in teachers:
+            with torch.no_grad():
+                taught = all_logits(teacher.forward.model, batch, row)
+            values = divergence(logits, taught, batch.temperature[row].expand(len(taught)))
+            total = total + 0.5 * values.sum()
+    right = torch.autograd.grad(total / batch.totals.tokens, weights, allow_unused=True)
+    assert loss.item() == pytest.approx(total.item() / batch.totals.tokens, rel=1e-10)
+    assert [gradient is None for gradient in gradients] == [gradient is None for gradient in right]
+    pairs = [(one, other) for one, other in zip(gradients, right, strict=True) if one is not None]
+    assert apart(*(torch.cat([part.flatten() for part in parts]) for parts in zip(*pairs, strict=True))) < 1e-10
 
 
 @pytest.mark.usefixtures("keep_float64")
