@@ -147,6 +147,16 @@ def test_check_names_a_column_that_no_demonstration_stands_in(family):
     assert 'data.demonstrations: a column of the rows: nothing is called "answr"; did you mean answer?' in said
 
 
+def test_check_warns_of_a_hint_with_a_right_answer_where_none_is_known_to_be_right(family):
+    teachers = 'teachers={model = "policy", hint = "{prompt} {right}"}'
+    settings = ("recipe.toml", "train.objective=gkd", teachers)
+    no_hint = "teachers: no answer will have the hint with {right}, because right is not defined"
+    said = " ".join(outdo_(family, "check", *settings, "rewards=rewards.py:rare").split())
+    assert no_hint in said
+    said = " ".join(outdo_(family, "check", *settings, "rewards=rewards.py:rare", "eval.right=rare").split())
+    assert no_hint not in said
+
+
 def test_check_names_a_device_that_is_not_there_and_a_teacher_with_another_vocabulary(family):
     tiny_model(family / "stranger")
     byte_bpe_tokenizer(["ab"], 264).save_pretrained(family / "stranger")

@@ -47,6 +47,7 @@ from outdo.run.check.reward_trials import RewardTrials, Trial, try_rewards
 from outdo.run.check.sequence_lengths import longest_places, sampled_places
 from outdo.run.check.teachers import demonstration_faults, teacher_faults
 from outdo.utils.errors import ModelError, QuestionError, UserError
+from outdo.utils.hints import RIGHT, places
 from outdo.utils.reward_names import REWARD_MODEL
 from outdo.utils.text import counted
 
@@ -146,6 +147,7 @@ def check(recipe: Recipe, *, render: Render | None = None, probe: Probe | None =
             *_repetition(recipe, train),
             *_doubtful_prompts(prompts, recipe),
             *rewards.warnings,
+            *_hint_without_right(recipe, rewards),
             *missing_variables(recipe),
             *dated_reward_models(recipe),
         ],
@@ -322,6 +324,13 @@ def _advantage_without_right(recipe: Recipe, rewards: RewardTrials) -> Iterator[
         undefined = (note for note in rewards.notes if note.startswith(UNDEFINED))
         key = f"train.advantage = {recipe.advantage.name}"
         yield from (f"{key}: needs to know which answers are right, and {note}" for note in undefined)
+
+
+def _hint_without_right(recipe: Recipe, rewards: RewardTrials) -> Iterator[str]:
+    """Yield a sentence if a hint needs a right answer, and no answer will be known to be right."""
+    if any(RIGHT in places(teacher.hint or "") for teacher in recipe.teachers):
+        undefined = (note for note in rewards.notes if note.startswith(UNDEFINED))
+        yield from (f"teachers: no answer will have the hint with {{right}}, because {note}" for note in undefined)
 
 
 def _frozen_weights(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
