@@ -42,6 +42,7 @@ SOMETIMES = {
     "reward_status/failed": 2000.0,
     "num_without_verdict": 2000.0,
     "dynamic_sampling/dropped": 1.0,
+    "demonstrations/ratio": 1.0,
 }
 """Metrics that add something to the line of a step."""
 
@@ -166,7 +167,8 @@ def test_the_line_of_a_step_fits_into_a_terminal_with_the_step_and_the_time_left
 
 
 def test_no_meaning_is_left_without_a_word():
-    lines = screen_of([{*SOMETIMES}, {*SOMETIMES} - {"reward"}, set()], total=30, live=False, width=80)
+    shown = [{*SOMETIMES}, {*SOMETIMES} - {"reward", "demonstrations/ratio"}, {"demonstrations/ratio"}, set()]
+    lines = screen_of(shown, total=30, live=False, width=80)
     text = " ".join(lines)
     of_evaluations = {"held-out", "greedy", "sampled", "in brackets", "no spread"}
     assert {word for word in MEANINGS if f" {word} = " not in text} == of_evaluations

@@ -10,7 +10,7 @@ from outdo.utils.text import NO_SPREAD, counted
 
 MEANINGS: Mapping[str, str] = {
     "reward": "mean of its answers, and the change",
-    "demonstrations": "all answers of the step are of the data (data.demonstrations)",
+    "demonstrations alone": "all answers of the step are of the data (data.demonstrations)",
     "no answer has a reward": "the reward function failed for all answers, or applies to none; nothing is learned",
     "no group has an advantage": "to the method, all answers to each question are equally good; nothing is learned",
     "right": "share of right answers",
@@ -83,7 +83,7 @@ def _outcome(metrics: Mapping[str, float], last_reward: float | None) -> list[St
     """Return the mean reward and the share of right answers, or why there is no reward."""
     if "reward" not in metrics:
         if metrics.get("demonstrations/ratio") == 1:
-            return [StepPart("demonstrations", "demonstrations alone")]
+            return [StepPart("demonstrations alone", "demonstrations alone")]
         dropped = metrics.get("dynamic_sampling/dropped", 0) > 0
         why = "no group has an advantage" if dropped else "no answer has a reward"
         return [StepPart(why, why)]
