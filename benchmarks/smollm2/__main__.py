@@ -59,7 +59,8 @@ def line(wanted: Planned, model: Path, threads: int) -> Result:
         "settings": wanted.settings,
         **made,
     }
-    if wanted.name.endswith("grpo/0"):
+    is_shown = wanted.name.endswith("grpo/0") and not wanted.name.startswith("teachers/")
+    if is_shown:
         last = len(made["curve"]["reward"])
         found |= {"answers": {"before": run.answers(folder, 0), "after": run.answers(folder, last)}}
         found |= {"remembered_before": run.remembered(model)}
@@ -94,7 +95,9 @@ def main() -> None:
             sys.exit(str(error))
         with RESULTS.open("a") as file:
             file.write(json.dumps(found) + "\n")
-        if not wanted.name.endswith("grpo/0") and wanted.name != TEACHER:  # whose page is shown, and which teaches
+        if (
+            not wanted.name.endswith("grpo/0") and wanted.name != TEACHER
+        ):  # the page of which is shown, or which teaches
             shutil.rmtree(FOLDER / wanted.name)
 
 

@@ -24,6 +24,7 @@ from benchmarks.smollm2.table_parts import (
     rows,
     windows,
 )
+from benchmarks.smollm2.teacher_tables import taught, taught_and_forgotten
 from benchmarks.smollm2.trl_tables import trl
 from benchmarks.smollm2.update_tables import distance, passes
 
@@ -240,6 +241,8 @@ TABLES: dict[str, Callable[[Sequence[Result]], str]] = {
     "trl": trl,
     "methods": methods,
     "method_seeds": method_seeds,
+    "taught": taught,
+    "taught_and_forgotten": taught_and_forgotten,
     "passes": passes,
     "distance": distance,
     "missing": missing,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.smollm2 import broken, curves, kinds, run, table_parts, tables, trl_tables
+from benchmarks.smollm2 import broken, curves, kinds, run, table_parts, tables, teacher_tables, trl_tables
 from benchmarks.smollm2.__main__ import results
 from benchmarks.smollm2.plan import RATES
 from outdo.algorithms.advantages import group_standardised
@@ -125,6 +125,28 @@ def test_a_method_of_which_a_seed_never_gets_there_has_no_number_of_answers():
     lines = tables.methods([fast, slow]).splitlines()
     assert lines[2].endswith("| 960 | 960 |")
     assert lines[3].endswith("| not all seeds | not all seeds |")
+
+
+def test_a_run_with_a_teacher_has_its_gain_and_its_distance_from_the_teacher():
+    runs = [made(name, 0.6) for name in ("teachers/teacher/100", "teachers/sampled/0", "teachers/whole/1")]
+    for run in runs:
+        run["task"] = "instructions"
+    runs[1]["curve"]["gap"] = [1.0] * 30 + [0.25] * 30
+    runs[2]["curve"] |= {"gap": [3.0] * 60, "divergence": [2.0] * 30 + [0.5] * 29 + [None]}
+    lines = teacher_tables.taught(runs).splitlines()
+    reward = "0.250 | 0.600 (0.600 to 0.600) | 0.600 |"
+    assert lines[2:] == [
+        f"| the teacher, 60 steps | `instructions` | 100 | {reward}  | 100 |",
+        f"| teacher, sampled token | `instructions` | 0 | {reward} 1.00 → 0.25 | 100 |",
+        f"| teacher, whole vocabulary | `instructions` | 1 | {reward} 2.00 → 0.50 | 100 |",
+    ]
+    forgotten = teacher_tables.taught_and_forgotten(runs).splitlines()
+    assert forgotten == [
+        "| taught by | `gsm8k` |",
+        "|---|---|",
+        "| the teacher | 0.020 |",
+        "| teacher, sampled token | 0.020 |",
+    ]
 
 
 def test_each_seed_of_a_method_has_its_length_and_its_words():
