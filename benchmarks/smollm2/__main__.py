@@ -95,9 +95,8 @@ def main() -> None:
             sys.exit(str(error))
         with RESULTS.open("a") as file:
             file.write(json.dumps(found) + "\n")
-        if (
-            not wanted.name.endswith("grpo/0") and wanted.name != TEACHER
-        ):  # the page of which is shown, or which teaches
+        is_kept = wanted.name.endswith("grpo/0") or wanted.name == TEACHER  # its page is shown, or it teaches
+        if not is_kept:
             shutil.rmtree(FOLDER / wanted.name)
 
 

@@ -129,8 +129,8 @@ def test_a_method_of_which_a_seed_never_gets_there_has_no_number_of_answers():
 
 def test_a_run_with_a_teacher_has_its_gain_and_its_distance_from_the_teacher():
     runs = [made(name, 0.6) for name in ("teachers/teacher/100", "teachers/sampled/0", "teachers/whole/1")]
-    for run in runs:
-        run["task"] = "instructions"
+    for line in runs:
+        line["task"] = "instructions"
     runs[1]["curve"]["gap"] = [1.0] * 30 + [0.25] * 30
     runs[2]["curve"] |= {"gap": [3.0] * 60, "divergence": [2.0] * 30 + [0.5] * 29 + [None]}
     lines = teacher_tables.taught(runs).splitlines()
