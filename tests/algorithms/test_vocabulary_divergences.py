@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toys import assert_close
 
+from benchmarks.teacher_variance import moments
 from outdo.algorithms.vocabulary_divergences import VocabularyDivergence, forward_kl, jensen_shannon, reverse_kl
 
 ALL = {
@@ -155,30 +156,6 @@ def test_trl_computes_the_same(temperature: float):
     assert_close(ours(forward_kl()), of_trl(gkd, 0.0))
     assert_close(ours(jensen_shannon(beta=0.3)), of_trl(gkd, 0.3), tolerance=1e-7)  # TRL's β is a float32 tensor
     assert_close(ours(forward_kl(top=4)), of_trl(iw_opd, 0.0, top_k=4))
-
-
-def moments(policy: Tensor, following: Tensor, teacher: Tensor, teacher_following: Tensor, *, whole: bool) -> Tensor:
-    """The mean gradient of answers of two words by all logits, and its variance in all: enumerated. [V + V², ] and 1
-
-    `policy` [V] is of the first word, `following` [V, V] of the second behind each first one. Without `whole` a
-    gradient is that of the sampled words.
-    """
-    leaves = [policy.clone().requires_grad_(), following.clone().requires_grad_()]
-    mean, square = torch.zeros(policy.numel() + following.numel(), dtype=torch.float64), torch.zeros(())
-    for first in range(len(policy)):
-        for second in range(len(policy)):
-            places = [(leaves[0], teacher, first), (leaves[1][first], teacher_following[first], second)]
-            loss, chance = torch.zeros(()), torch.ones(())
-            for logits, of_teacher, word in places:
-                logprobs = logits.log_softmax(-1)
-                chance = chance * logprobs[word].detach().exp()
-                if whole:
-                    loss = loss + reverse_kl()(logits, of_teacher, 1.0)
-                else:
-                    loss = loss - (of_teacher.log_softmax(-1) - logprobs.detach())[word] * logprobs[word]
-            gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, leaves)])
-            mean, square = mean + chance * gradient, square + chance * gradient.square().sum()
-    return torch.cat([mean, (square - mean.square().sum())[None]])
 
 
 @settings(max_examples=15)

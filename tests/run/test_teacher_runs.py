@@ -137,6 +137,7 @@ def test_the_policy_comes_closer_to_its_teacher_on_the_answers_of_the_data_alone
     lines = metrics(run)
     assert all(line["demonstrations/ratio"] == 1 for line in lines)
     assert all("reward" not in line for line in lines)
+    assert not [name for line in lines for name in line if name.startswith(("reads", "transfer"))]
     divergences = [line["teacher/divergence"] for line in lines]
     assert sum(divergences[-2:]) < 0.8 * sum(divergences[:2])
 

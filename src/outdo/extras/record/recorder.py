@@ -102,7 +102,7 @@ class Recorder:
         """
         self._before, self._read = None, ()
         if self.reading is not None and (step == 1 or step % READ_EVERY == 0):
-            self._read = self.reading.of_step(groups)
+            self._read = self.reading.of_step(_by_policy(groups))
         if not self.top or not self.every or step % self.every or not groups:
             return
         batch = Batch.from_groups(groups)
@@ -124,7 +124,7 @@ class Recorder:
 
         The function is None if the step gets no record.
         """
-        metrics = self.transfer.observe(step.index, step.groups) if self.every else {}
+        metrics = self.transfer.observe(step.index, _by_policy(step.groups)) if self.every else {}
         if self.reading is not None and self._read:
             metrics |= self.reading.metrics(self._read)
             reads.write(folder, "training", step.index, [read.line() for read in self._read])
@@ -198,6 +198,11 @@ class Recorder:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.transfer.load_state(state)
+
+
+def _by_policy(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups without the answers of the data, which say nothing of the policy's own."""
+    return [group for group in groups if not group.demonstrated]
 
 
 def _rows_of(batch: Batch, groups: Sequence[int]) -> Tensor:
